@@ -1,0 +1,429 @@
+"""The engine: forward hooks on a stock Hugging Face model that drop tokens on the way.
+
+A prompt runs through the model's own code. Before (or after) a stage's layer the hidden states
+are gathered to the survivors; every later layer's hook swaps in the survivors' rotary embeddings
+and mask, which the model holds as loop locals. Positions are never renumbered. Each layer's
+key-value cache holds just what ran through it, and decoding masks each layer by its own survivors.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from radical_rerank.backbones.families import base_model, text_model
+from radical_rerank.backbones.probe import project, row_attention
+from radical_rerank.errors import LayoutError, UnsupportedModelError
+from radical_rerank.method import keep_count
+from radical_rerank.pruning import Layout, Pruner, Stage, StageRecord
+
+_active: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+class Run:
+    """One `with pruner.on(model, layouts) as run`. `records` and `seconds` tell of the latest prompt."""
+
+    def __init__(self, pruner: Pruner, model: Any, layouts: Sequence[Layout]) -> None:
+        self._text = text_model(model)
+        self._base = base_model(model)
+        self._layers = list(self._text.layers)
+        self._pruner = pruner
+        self._layouts = list(layouts)
+        self._stages = _by_place(pruner.stages(len(self._layers)), len(self._layers))
+        self._handles: list[Any] = []
+        self._prompt: _Prompt | None = None
+        self.records: list[list[StageRecord]] = [[] for _ in self._layouts]
+        self.seconds: dict[str, float] = {"prior": 0.0, "selection": 0.0}
+        self.tokens_per_layer: list[int] = []
+        """the longest list's tokens in each layer, at the latest prompt"""
+
+    def __enter__(self) -> Run:
+        if self._text in _active:
+            raise RuntimeError("this model is already being pruned; leave the other context first")
+        if self._stages:
+            _active.add(self._text)
+            self._handles.append(self._base.register_forward_pre_hook(self._outset, with_kwargs=True))
+            self._handles.append(self._text.register_forward_pre_hook(self._begin, with_kwargs=True))
+            for index, layer in enumerate(self._layers):
+                before = partial(self._before, index)
+                after = partial(self._after, index)
+                self._handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
+                self._handles.append(layer.register_forward_hook(after))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._prompt = None
+        _active.discard(self._text)
+
+    # The hooks: the model without its head, its text model, then layer by layer.
+
+    def _outset(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._positions_given = kwargs.get("position_ids") is not None
+
+    def _begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        cache = kwargs.get("past_key_values")
+        if cache is not None and cache.get_seq_length() > 0:
+            self._continue(cache, kwargs)
+            return args, kwargs
+        self._prompt = prompt = _Prompt(self._pruner, self._text.config, self._layouts, kwargs)
+        # The model adds DeepStack features with a mask of the full prompt; we add them instead.
+        prompt.deepstack = kwargs.pop("deepstack_visual_embeds", None) or []
+        prompt.visual = kwargs.pop("visual_pos_masks", None)
+        self.records, self.seconds = prompt.records, prompt.seconds
+        self.tokens_per_layer = prompt.lengths
+        return args, kwargs
+
+    def _continue(self, cache: Any, kwargs: dict[str, Any]) -> None:
+        prompt = self._prompt
+        if prompt is None or prompt.cache is not cache:
+            raise LayoutError("the cache comes from a prompt that did not run inside this context")
+        if prompt.lengths[0] != prompt.length and not self._positions_given:
+            # The model would count from its first layer's cache, which has lost tokens.
+            raise LayoutError(
+                "decoding after a stage before layer 0 needs position_ids (`generate` passes them)"
+            )
+        prompt.decode(kwargs.get("attention_mask"))
+
+    def _before(self, index: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        prompt = self._prompt
+        assert prompt is not None
+        hidden = args[0] if args else kwargs.pop("hidden_states")
+        if prompt.decoding:
+            kwargs["attention_mask"] = prompt.decode_mask(index, hidden, kwargs.get("attention_mask"))
+            return (hidden, *args[1:]), kwargs
+        if index == 0:
+            prompt.start(kwargs)
+        stage = self._stages.get((index, "before"))
+        if stage is not None:
+            hidden = prompt.prune(stage, layer, hidden, hidden)
+        if (index, "after") in self._stages:
+            prompt.entering = hidden
+        return (hidden, *args[1:]), prompt.enter(index, hidden, kwargs)
+
+    def _after(self, index: int, layer: Any, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        prompt = self._prompt
+        assert prompt is not None
+        if prompt.decoding:
+            return None
+        stage = self._stages.get((index, "after"))
+        if index >= len(prompt.deepstack) and stage is None:
+            return None
+        if index < len(prompt.deepstack):
+            output = prompt.add_deepstack(index, output)
+        if stage is not None:
+            assert prompt.entering is not None
+            output = prompt.prune(stage, layer, prompt.entering, output)
+            prompt.entering = None
+        return output
+
+
+class _Prompt:
+    """The state of one batch of prompts: who is alive, and what the later layers must be given."""
+
+    def __init__(
+        self, pruner: Pruner, config: Any, layouts: Sequence[Layout], kwargs: dict[str, Any]
+    ) -> None:
+        embeddings = kwargs.get("inputs_embeds")
+        if embeddings is None:
+            raise LayoutError("the text model was called without inputs_embeds")
+        self.pruner, self.config = pruner, config
+        self.embeddings: Tensor = embeddings
+        batch, self.length = embeddings.shape[:2]
+        if batch % len(layouts):
+            raise LayoutError(f"{len(layouts)} layouts cannot describe a batch of {batch}")
+        self.layouts = [layout for layout in layouts for _ in range(batch // len(layouts))]
+        self.valid = self._padding(kwargs.get("attention_mask"))
+        self.offsets = [self.length - layout.length for layout in self.layouts]
+
+        device = embeddings.device
+        self.index = torch.arange(self.length, device=device).expand(batch, -1)
+        self.candidate_of = [layout.candidate_of.to(device) for layout in self.layouts]
+        self.alive = [torch.arange(len(c), device=device) for c in self.candidate_of]
+        self.slots = [
+            layout.positions.to(device) + offset
+            for layout, offset in zip(self.layouts, self.offsets, strict=True)
+        ]
+        self.pruned = False
+        self.deepstack: list[Tensor] = []
+        self.visual: Tensor | None = None
+        self.entering: Tensor | None = None
+        self.rotary: tuple[Tensor, Tensor]
+        self.mask: Any = None
+        self.mask_is_current = True
+        self.cache: Any = None
+        self.decoding = False
+        self.lengths: list[int] = []
+        self.layer_valid: list[Tensor | None] = []
+        self.memory: list[dict[str, Tensor]] = [{} for _ in self.layouts]
+        self.records: list[list[StageRecord]] = [[] for _ in self.layouts]
+        self.seconds = {"prior": 0.0, "selection": 0.0}
+
+    def _padding(self, mask: Any) -> Tensor | None:
+        """(B, S) which tokens are real; None where all are. Checks the layouts against it."""
+        lengths = [layout.length for layout in self.layouts]
+        if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
+            raise LayoutError("only attention masks of shape (batch, tokens) are supported")
+        found = [self.length] * len(lengths) if mask is None else mask.sum(dim=1).tolist()
+        for row, (expected, count) in enumerate(zip(lengths, found, strict=True)):
+            if expected != count:
+                raise LayoutError(f"prompt {row} has {count} tokens, its layout describes {expected}")
+        if mask is None or min(lengths) == self.length:
+            return None
+        valid = mask.bool()
+        columns = torch.arange(self.length, device=mask.device)
+        if not torch.equal(valid, columns >= self.length - mask.sum(dim=1, keepdim=True)):
+            raise LayoutError("prompts of different lengths must be padded on the left")
+        return valid
+
+    # Running the prompt.
+
+    def start(self, kwargs: dict[str, Any]) -> None:
+        """What the model made for all its layers."""
+        self.rotary = kwargs["position_embeddings"]
+        self.mask = kwargs.get("attention_mask")
+        self.cache = kwargs.get("past_key_values")
+        if self.cache is not None and not _grows(self.cache):
+            raise UnsupportedModelError(
+                f"{type(self.cache).__name__} holds all layers at one length; use a DynamicCache"
+            )
+
+    def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of layer `index` for the tokens that are alive."""
+        self.lengths.append(hidden.shape[1])
+        self.layer_valid.append(self.valid)
+        if not self.pruned:
+            return kwargs
+        if not self.mask_is_current:
+            self.mask = _causal_mask(self.config, hidden, self.valid, self.cache, index)
+            self.mask_is_current = True
+        kwargs["attention_mask"] = self.mask
+        kwargs["position_embeddings"] = self.rotary
+        # Rotation has its own argument above. Attention kernels read position_ids only to find
+        # packed sequences, and would take the gaps between survivors for boundaries.
+        kwargs["position_ids"] = None
+        return kwargs
+
+    def add_deepstack(self, index: int, hidden: Tensor) -> Tensor:
+        """Add level `index` of the visual features to the visual tokens that are alive."""
+        assert self.visual is not None
+        features = self.deepstack[index].to(hidden.device, hidden.dtype)
+        mask = self.visual.to(hidden.device)
+        if self.pruned:
+            ordinal = mask.flatten().cumsum(0).view_as(mask) - 1
+            mask = mask.gather(1, self.index)
+            if self.valid is not None:
+                mask = mask & self.valid
+            features = features[ordinal.gather(1, self.index)[mask]]
+        hidden = hidden.clone()
+        hidden[mask] = hidden[mask] + features
+        return hidden
+
+    @torch.no_grad()
+    def prune(self, stage: Stage, layer: Any, entering: Tensor, hidden: Tensor) -> Tensor:
+        """Ask the method for each list's survivors and gather `hidden` to them.
+
+        entering: (B, n, d) what enters the layer, for its attention; hidden: what is gathered.
+        """
+        start = time.perf_counter()
+        keys = _Lazy(lambda: project(layer, "k", entering, *self.rotary))
+        stay = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+        if self.valid is not None:
+            stay &= self.valid
+        dropped = False
+        for row in range(len(self.layouts)):
+            view = _View(self, row, stage, layer, entering, hidden, keys)
+            alive, slots = self.alive[row], self.slots[row]
+            kept = self.pruner.select(view, keep_count(stage.keep, len(alive)))
+            if len(kept) < len(alive):
+                dropped = True
+                stay[row, slots] = False
+                stay[row, slots[kept]] = True
+                self.alive[row], self.slots[row] = alive[kept], slots[kept]
+            self.records[row].append(
+                StageRecord(stage.layer, stage.when, len(alive), len(kept), self.alive[row], view.facts)
+            )
+        if dropped:
+            hidden = self._gather(hidden, stay)
+        self.seconds["selection"] += time.perf_counter() - start
+        return hidden
+
+    def _gather(self, hidden: Tensor, stay: Tensor) -> Tensor:
+        """Drop what does not stay: hidden states, positions, masks. Shorter lists are padded on the left."""
+        counts = stay.sum(dim=1)
+        longest = int(counts.max())
+        ragged = bool((counts != longest).any())
+        if ragged:
+            # A stable sort moves what leaves to the front; the last `longest` columns are the
+            # survivors in order, behind as much padding as their list lacks.
+            order = stay.int().argsort(dim=1, stable=True)[:, -longest:]
+            self.valid = torch.arange(longest, device=stay.device) >= longest - counts[:, None]
+        else:
+            order = stay.nonzero()[:, 1].view(len(stay), longest)
+            self.valid = None
+        place = stay.cumsum(dim=1) - 1 + (longest - counts)[:, None]
+        self.slots = [place[row, slots] for row, slots in enumerate(self.slots)]
+        self.index = self.index.gather(1, order)
+        self.rotary = (_take(self.rotary[0], order), _take(self.rotary[1], order))
+        self.pruned, self.mask_is_current = True, False
+        return _take(hidden, order)
+
+    # Decoding after the prompt.
+
+    def decode(self, mask: Tensor | None) -> None:
+        """A decode step begins. mask: (B, prompt + new tokens) or None."""
+        self.decoding = True
+        self._new = None if mask is None else mask[:, self.length :].bool()
+        self._masks: dict[tuple[int, int], Any] = {}
+
+    def decode_mask(self, index: int, hidden: Tensor, mask: Any) -> Any:
+        """The mask of layer `index`: over its own survivors and all that was decoded since."""
+        if not self.pruned:
+            return mask
+        valid, length = self.layer_valid[index], self.lengths[index]
+        group = length, id(valid)  # layers between two stages share one mask
+        if group not in self._masks:
+            columns = None
+            if valid is not None:
+                new = self.cache.get_seq_length(index) + hidden.shape[1] - length
+                later = valid.new_ones(len(valid), new) if self._new is None else self._new[:, -new:]
+                columns = torch.cat((valid, later), dim=1)
+            self._masks[group] = _causal_mask(self.config, hidden, columns, self.cache, index)
+        return self._masks[group]
+
+
+class _View:
+    """`StageView` of one list at one stage; what is not asked for is not computed."""
+
+    def __init__(
+        self,
+        prompt: _Prompt,
+        row: int,
+        stage: Stage,
+        layer: Any,
+        entering: Tensor,
+        hidden: Tensor,
+        keys: _Lazy,
+    ) -> None:
+        self._prompt, self._row, self._module = prompt, row, layer
+        self._entering, self._hidden, self._keys = entering, hidden, keys
+        self.layer = stage.layer
+        self.alive = prompt.alive[row]
+        self.candidate_of = prompt.candidate_of[row]
+        self.key = prompt.layouts[row].key
+        self.facts: dict[str, float] = {}
+
+    @property
+    def vision(self) -> Tensor:
+        layout = self._prompt.layouts[self._row]
+        return self._embedded(layout.positions)
+
+    @property
+    def query_embedding(self) -> Tensor:
+        return self._embedded(self._prompt.layouts[self._row].query).float().mean(dim=0)
+
+    @property
+    def text_embeddings(self) -> Tensor:
+        return self._embedded(self._prompt.layouts[self._row].rows)
+
+    @property
+    def hidden(self) -> Tensor:
+        return self._hidden[self._row, self._prompt.slots[self._row]]
+
+    @property
+    def keys(self) -> Tensor:
+        return self._keys()[self._row, :, self._prompt.slots[self._row]].transpose(0, 1)
+
+    def attention(self, rows: Sequence[int] | None = None) -> Tensor:
+        prompt, row = self._prompt, self._row
+        wanted = prompt.layouts[row].rows if rows is None else rows
+        index = prompt.index[row]
+        asked = torch.as_tensor(wanted, device=index.device) + prompt.offsets[row]
+        # Survivors keep their order, so a text row's place is where its position sorts. Padding
+        # repeats dropped positions in front: only the real part is sorted.
+        pads = 0 if prompt.valid is None else int((~prompt.valid[row]).sum())
+        place = torch.searchsorted(index[pads:].contiguous(), asked) + pads
+        allowed = index <= asked[:, None]
+        if pads:
+            allowed = allowed & prompt.valid[row]  # type: ignore[index]
+        cos, sin = (part[row if len(part) > 1 else 0, place] for part in prompt.rotary)
+        query = project(self._module, "q", self._entering[row, place], cos, sin)
+        weights = row_attention(query, self._keys()[row], self._module.self_attn.scaling, allowed)
+        return weights[:, prompt.slots[row]]
+
+    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        memory = self._prompt.memory[self._row]
+        if name not in memory:
+            start = time.perf_counter()
+            memory[name] = compute()
+            self._prompt.seconds["prior"] += time.perf_counter() - start
+        return memory[name]
+
+    def note(self, **facts: float) -> None:
+        self.facts.update(facts)
+
+    def _embedded(self, positions: Sequence[int] | Tensor) -> Tensor:
+        """Input embeddings at positions of this list: the encoder's outputs at its visual tokens."""
+        embeddings = self._prompt.embeddings
+        where = torch.as_tensor(positions, device=embeddings.device) + self._prompt.offsets[self._row]
+        return embeddings[self._row, where]
+
+
+class _Lazy:
+    """A tensor that is computed when first asked for."""
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        self._compute = compute
+        self._value: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        if self._value is None:
+            self._value = self._compute()
+        return self._value
+
+
+def _take(x: Tensor, order: Tensor) -> Tensor:
+    """x[b, order[b]] for x: (B or 1, n, d), order: (B, m)."""
+    if len(order) == 1:
+        return x.index_select(1, order[0])
+    return x.expand(len(order), -1, -1).gather(1, order[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def _causal_mask(config: Any, hidden: Tensor, valid: Tensor | None, cache: Any, layer: int) -> Any:
+    """The mask that the model itself would make for this layer, in its attention implementation's form."""
+    from transformers.masking_utils import create_causal_mask
+
+    return create_causal_mask(
+        config=config, inputs_embeds=hidden, attention_mask=valid, past_key_values=cache, layer_idx=layer
+    )
+
+
+def _grows(cache: Any) -> bool:
+    from transformers import DynamicCache
+
+    return isinstance(cache, DynamicCache)
+
+
+def _by_place(stages: Sequence[Stage], num_layers: int) -> dict[tuple[int, str], Stage]:
+    places: dict[tuple[int, str], Stage] = {}
+    for stage in stages:
+        place = stage.layer, stage.when
+        if not 0 <= stage.layer < num_layers or stage.when not in ("before", "after"):
+            raise LayoutError(f"there is no place {stage.when!r} layer {stage.layer} of {num_layers}")
+        if not 0 < stage.keep <= 1:
+            raise LayoutError(f"the stage at layer {stage.layer} keeps {stage.keep}, not in (0, 1]")
+        if place in places:
+            raise LayoutError(f"two stages {stage.when} layer {stage.layer}")
+        places[place] = stage
+    return places

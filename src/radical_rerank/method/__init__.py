@@ -1,0 +1,51 @@
+"""The paper's mathematics: tensors in, tensors out.
+
+* `what`: which visual evidence decides the order (CCU, QRel, DTI, AttentionInfo)
+* `when`: how far a layer's attention is believed (entropy, trust α, fusion)
+* `where`: which layers prune, and how much (α-Maximin and six others, keep ratios)
+* `cost`: what a schedule costs (multiply-accumulates, key-value cache)
+"""
+
+from radical_rerank.method.cost import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
+from radical_rerank.method.what import (
+    attention_information,
+    candidate_uniqueness,
+    discriminative_importance,
+    exact_uniqueness,
+    min_max,
+    query_relevance,
+    saliency,
+)
+from radical_rerank.method.when import (
+    arithmetic_fusion,
+    geometric_fusion,
+    normalized_entropy,
+    text_averaged,
+    trust,
+)
+from radical_rerank.method.where import STRATEGIES, alpha_maximin, keep_count, keep_ratio, top_k
+
+__all__ = [
+    "STRATEGIES",
+    "DecoderShape",
+    "alpha_maximin",
+    "arithmetic_fusion",
+    "attention_information",
+    "candidate_uniqueness",
+    "discriminative_importance",
+    "exact_uniqueness",
+    "geometric_fusion",
+    "keep_count",
+    "keep_ratio",
+    "kv_bytes",
+    "macs",
+    "min_max",
+    "normalized_entropy",
+    "query_relevance",
+    "saliency",
+    "saving",
+    "text_averaged",
+    "tokens_per_layer",
+    "top_k",
+    "trust",
+]

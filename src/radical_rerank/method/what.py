@@ -1,0 +1,88 @@
+"""What to keep: tokens that fit the query and set their candidate apart.
+
+Symbols: V visual tokens of all candidates together, d their width, N candidates,
+T the tokens still alive, V_T = |T|.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+# Elements of the largest similarity block that `exact_uniqueness` holds at once.
+_BLOCK = 1 << 22
+
+
+def candidate_uniqueness(tokens: Tensor) -> Tensor:
+    """CCU(t) = 1 − cos(t, v̄), v̄ the normalised mean of all candidate tokens.
+
+    tokens: (V, d) -> (V,) in [0, 2]. Costs O(Vd).
+    """
+    unit = normalize(tokens.float(), dim=-1)
+    prototype = normalize(tokens.float().mean(dim=0), dim=0)
+    return 1 - unit @ prototype
+
+
+def exact_uniqueness(tokens: Tensor, candidate_of: Tensor) -> Tensor:
+    """CCU_exact(t) = 1 − max cos(t, t') over the tokens t' of all *other* candidates.
+
+    tokens: (V, d), candidate_of: (V,) -> (V,) in [0, 2]. Costs O(V²d) time, in blocks of rows.
+    With a single candidate there is nothing to compare with: all tokens are equally unique (1).
+    """
+    unit = normalize(tokens.float(), dim=-1)
+    count = len(unit)
+    unique = torch.ones(count, device=unit.device)
+    rows = max(1, _BLOCK // max(count, 1))
+    for start in range(0, count, rows):
+        block = slice(start, start + rows)
+        cosine = unit[block] @ unit.T
+        cosine.masked_fill_(candidate_of[block, None] == candidate_of, -torch.inf)
+        nearest = cosine.amax(dim=-1)
+        unique[block] = torch.where(nearest.isfinite(), 1 - nearest, unique[block])
+    return unique
+
+
+def query_relevance(tokens: Tensor, query: Tensor) -> Tensor:
+    """QRel(t, q) = max(cos(t, q_emb), 0).
+
+    tokens: (V, d), query: (d,) -> (V,) in [0, 1].
+    """
+    cosine = normalize(tokens.float(), dim=-1) @ normalize(query.float(), dim=0)
+    return cosine.clamp(min=0)
+
+
+def discriminative_importance(
+    tokens: Tensor, query: Tensor, candidate_of: Tensor, *, exact: bool = False
+) -> Tensor:
+    """DTI(t) ∝ CCU(t) · QRel(t, q): fits the query *and* sets its candidate apart.
+
+    tokens: (V, d), query: (d,), candidate_of: (V,) -> (V,), not yet normalised.
+    """
+    unique = exact_uniqueness(tokens, candidate_of) if exact else candidate_uniqueness(tokens)
+    return unique * query_relevance(tokens, query)
+
+
+def attention_information(p: Tensor) -> Tensor:
+    """AttInfo_i = max(p_i · log(V_T · p_i), 0): a token's share of KL(p ‖ uniform) where it is positive.
+
+    p: (V_T,), summing to 1 -> (V_T,). Positive exactly where p_i > 1 / V_T.
+    """
+    return torch.special.xlogy(p, len(p) * p).clamp(min=0)
+
+
+def min_max(x: Tensor) -> Tensor:
+    """(x − min x) / (max x − min x): (n,) -> (n,) in [0, 1]. A constant x gives zeros."""
+    if x.numel() == 0:
+        return x
+    low, high = x.aminmax()
+    return (x - low) / (high - low).clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def saliency(information: Tensor) -> Tensor:
+    """Sal = MinMaxNorm(information); uniform 1 / V_T where no token carries any (all zero).
+
+    information: (V_T,), non-negative -> (V_T,) in [0, 1].
+    """
+    uniform = torch.full_like(information, 1 / max(len(information), 1))
+    return torch.where((information == 0).all(), uniform, min_max(information))

@@ -1,0 +1,61 @@
+"""When to believe attention: only in layers where it is concentrated."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-6
+
+
+def text_averaged(attention: Tensor) -> Tensor:
+    """p_i = mean over text rows r of A_{r,i} / Σ_j A_{r,j}.
+
+    attention: (rows, V) head-averaged, restricted to visual columns -> (V,), summing to 1.
+    Rows that see no visual token do not count; if no row sees any, p is uniform.
+    """
+    mass = attention.sum(dim=-1, keepdim=True)
+    seen = mass > 0
+    share = torch.where(seen, attention / mass.clamp(min=torch.finfo(attention.dtype).tiny), 0)
+    uniform = attention.new_full(attention.shape[-1:], 1 / max(attention.shape[-1], 1))
+    return torch.where(seen.any(), share.sum(dim=0) / seen.sum().clamp(min=1), uniform)
+
+
+def normalized_entropy(p: Tensor) -> Tensor:
+    """H_norm = −Σ p_i log p_i / log V: 1 for uniform attention, 0 for a single token.
+
+    p: (V,), summing to 1 -> scalar. A single token has nothing to choose between: 0.
+    """
+    if len(p) < 2:
+        return p.new_zeros(())
+    return torch.special.entr(p).sum() / math.log(len(p))
+
+
+def trust(h_norm: Tensor, h_min: Tensor | float | None = None) -> Tensor:
+    """α(l) = (H_norm(l) − H_min) / (1 − H_min), H_min the model's smallest H_norm.
+
+    h_norm: (L,) -> (L,) in [0, 1]. 0: the sharpest layer, attention decides. 1: uniform attention,
+    the prior decides; also where every layer is uniform (H_min = 1).
+    """
+    low = h_norm.min() if h_min is None else torch.as_tensor(h_min, dtype=h_norm.dtype)
+    if low >= 1:
+        return torch.ones_like(h_norm)
+    return ((h_norm - low) / (1 - low)).clamp(0, 1)
+
+
+def geometric_fusion(prior: Tensor, salience: Tensor, alpha: float) -> Tensor:
+    """f_i = max(d̂_i, ε)^α · max(ŝ_i, ε)^(1−α): a near-zero in either channel is a veto.
+
+    prior, salience: (V_T,) in [0, 1] -> (V_T,).
+    """
+    return prior.clamp(min=EPSILON) ** alpha * salience.clamp(min=EPSILON) ** (1 - alpha)
+
+
+def arithmetic_fusion(prior: Tensor, salience: Tensor, alpha: float) -> Tensor:
+    """f_i = α d̂_i + (1−α) ŝ_i: the ablation's additive mix, without a veto.
+
+    prior, salience: (V_T,) in [0, 1] -> (V_T,).
+    """
+    return alpha * prior + (1 - alpha) * salience

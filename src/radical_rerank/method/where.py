@@ -1,0 +1,168 @@
+"""Where to prune: the layers of a schedule, and how many tokens pass each.
+
+A strategy takes the trust curve as two parallel sequences, `layers` (the candidate layers) and
+`alpha` (their α), and returns K of those layers in order of depth. The paper names the six
+alternatives to α-Maximin and what each chose; the rules written here are the plainest that fit.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# Differences in α below this are ties: published curves carry two decimals.
+_TIE = 1e-9
+
+
+def keep_ratio(R: float, K: int) -> float:
+    """keep(l_h) = R^(1/K): K equal steps that together keep R."""
+    return R ** (1 / K)
+
+
+def keep_count(keep: float, alive: int) -> int:
+    """⌈keep · alive⌉, at least one token where there is one; safe against 0.1 · 30 = 3.0000000000000004."""
+    return min(alive, max(math.ceil(keep * alive - 1e-9), min(alive, 1)))
+
+
+def top_k(score: Tensor, count: int, ties: Tensor | None = None) -> Tensor:
+    """Indices of the `count` highest scores, in their original order.
+
+    score: (n,), ties: (n,) decides among equal scores, then the earlier index -> (count,), ascending.
+    """
+    order = torch.arange(len(score), device=score.device) if ties is None else _descending(ties)
+    return order[_descending(score[order])[:count]].sort().values
+
+
+def _descending(x: Tensor) -> Tensor:
+    return x.argsort(descending=True, stable=True)
+
+
+class Strategy(Protocol):
+    def __call__(
+        self, layers: Sequence[int], alpha: Sequence[float], K: int, *, gap: int = 2, seed: int = 0
+    ) -> list[int]: ...
+
+
+def alpha_maximin(
+    layers: Sequence[int], alpha: Sequence[float], K: int, *, gap: int = 2, seed: int = 0
+) -> list[int]:
+    """Greedy farthest-first selection in α-space, anchored where attention is most reliable.
+
+    l₁ = argmin α(l); then K−1 times l* = argmax over l ∈ F of min over chosen l' of |α(l) − α(l')|,
+    F the layers at least `gap` from every chosen one, or all that are left when there is none.
+    Ties go to the shallower layer: at equal trust, an earlier stage saves more.
+    """
+    value = dict(zip(layers, alpha, strict=True))
+    chosen = [_first(layers, lambda layer: -value[layer])]
+    while len(chosen) < min(K, len(layers)):
+        rest = [layer for layer in layers if layer not in chosen]
+        far = [layer for layer in rest if all(abs(layer - other) >= gap for other in chosen)]
+        chosen.append(
+            _first(far or rest, lambda layer: min(abs(value[layer] - value[other]) for other in chosen))
+        )
+    return sorted(chosen)
+
+
+def _first(layers: Iterable[int], score: Callable[[int], float]) -> int:
+    """The shallowest of the layers whose score is the highest."""
+    scores = {layer: score(layer) for layer in sorted(layers)}
+    best = max(scores.values())
+    return next(layer for layer, s in scores.items() if s >= best - _TIE)
+
+
+def cumulative_information(
+    layers: Sequence[int], alpha: Sequence[float], K: int, *, gap: int = 2, seed: int = 0
+) -> list[int]:
+    """Equal shares of information: where Σ (1 − α) first reaches h / (K+1) of its total, h = 1…K."""
+    total, reached = sum(1 - a for a in alpha), 0.0
+    chosen: list[int] = []
+    for layer, a in sorted(zip(layers, alpha, strict=True)):
+        reached += 1 - a
+        if len(chosen) < K and reached >= total * (len(chosen) + 1) / (K + 1) - _TIE:
+            chosen.append(layer)
+    return _complete(chosen, layers, K)
+
+
+def max_gradient(
+    layers: Sequence[int], alpha: Sequence[float], K: int, *, gap: int = 2, seed: int = 0
+) -> list[int]:
+    """The steepest places: the layers with the largest |dα / dl| to the layer before, `gap` apart."""
+    points = sorted(zip(layers, alpha, strict=True))
+    slope = {here: abs(a - b) / (here - there) for (there, b), (here, a) in pairwise(points)}
+    steepest = sorted(slope, key=lambda layer: (-slope[layer], layer))
+    chosen: list[int] = []
+    for layer in steepest:
+        if len(chosen) < K and all(abs(layer - other) >= gap for other in chosen):
+            chosen.append(layer)
+    return _complete(chosen, steepest + sorted(layers), K)
+
+
+def alpha_quantile(
+    layers: Sequence[int], alpha: Sequence[float], K: int, *, gap: int = 2, seed: int = 0
+) -> list[int]:
+    """The layers nearest to the h / (K+1) quantiles of α, h = 1…K, each layer once."""
+    ordered, chosen = sorted(alpha), list[int]()
+    value = dict(zip(layers, alpha, strict=True))
+    for h in range(1, min(K, len(layers)) + 1):
+        place = h / (K + 1) * (len(ordered) - 1)
+        low = math.floor(place)
+        high = min(low + 1, len(ordered) - 1)
+        target = ordered[low] + (place - low) * (ordered[high] - ordered[low])
+        rest = [layer for layer in layers if layer not in chosen]
+        chosen.append(_first(rest, lambda layer, target=target: -abs(value[layer] - target)))  # type: ignore[misc]
+    return sorted(chosen)
+
+
+def deep_only(
+    layers: Sequence[int], alpha: Sequence[float], K: int, *, gap: int = 2, seed: int = 0
+) -> list[int]:
+    """α-Maximin's choice without its layers in the shallower half: so up to K of them, not always K."""
+    middle = (max(layers) + 1) / 2
+    chosen = alpha_maximin(layers, alpha, K, gap=gap)
+    return [layer for layer in chosen if layer >= middle] or chosen[-1:]
+
+
+def random_layers(
+    layers: Sequence[int], alpha: Sequence[float], K: int, *, gap: int = 2, seed: int = 0
+) -> list[int]:
+    """K layers drawn without replacement, seeded."""
+    return sorted(random.Random(seed).sample(sorted(layers), min(K, len(layers))))
+
+
+def local_extrema(
+    layers: Sequence[int], alpha: Sequence[float], K: int, *, gap: int = 2, seed: int = 0
+) -> list[int]:
+    """The highest local maxima (⌈K/2⌉) and the lowest local minima (⌊K/2⌋), inner layers only."""
+    points = sorted(zip(layers, alpha, strict=True))
+    triples = list(zip(points, points[1:], points[2:], strict=False))
+    peaks = [p for (_, a), p, (_, b) in triples if p[1] > a and p[1] >= b]
+    valleys = [p for (_, a), p, (_, b) in triples if p[1] < a and p[1] <= b]
+    high = [layer for layer, _ in sorted(peaks, key=lambda p: (-p[1], p[0]))]
+    low = [layer for layer, _ in sorted(valleys, key=lambda p: (p[1], p[0]))]
+    chosen = high[: K - K // 2] + low[: K // 2]
+    return _complete(chosen, high + low + alpha_maximin(layers, alpha, K, gap=gap) + sorted(layers), K)
+
+
+def _complete(chosen: list[int], reserve: Sequence[int], K: int) -> list[int]:
+    """Fill up to K from the reserve, in its order, where a curve offers too few places."""
+    for layer in reserve:
+        if len(chosen) < K and layer not in chosen:
+            chosen.append(layer)
+    return sorted(chosen)
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "alpha_maximin": alpha_maximin,
+    "cumulative_information": cumulative_information,
+    "max_gradient": max_gradient,
+    "alpha_quantile": alpha_quantile,
+    "deep_only": deep_only,
+    "random": random_layers,
+    "local_extrema": local_extrema,
+}

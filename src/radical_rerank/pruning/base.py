@@ -1,0 +1,192 @@
+"""The central abstraction: a `Pruner` says where and what; the engine does the rest.
+
+Nothing here knows a model. A method is written against `StageView`, which computes what it is
+asked for and nothing else; the engine (room `backbones`) implements the view and binds itself to
+`Pruner.engine`, so that a method never imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from radical_rerank.errors import InputError, LayoutError
+from radical_rerank.method import top_k
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where things are in the prompt of one list. Positions count from the list's first real token.
+
+    candidates: one range of visual tokens per candidate, in order: these may be pruned
+    query: positions of the query's words; their mean input embedding is q_emb
+    protected: ranges of visual tokens that always survive (the reference image of a composed query)
+    rows: the text rows whose attention is read; by default all text after the last candidate
+    key: any number that names this list, so that seeded methods draw differently for each
+    """
+
+    length: int
+    candidates: tuple[range, ...]
+    query: tuple[int, ...]
+    protected: tuple[range, ...] = ()
+    rows: tuple[int, ...] = ()
+    key: int = 0
+
+    def __post_init__(self) -> None:
+        end = 0
+        for k, candidate in enumerate(self.candidates):
+            if candidate.step != 1 or candidate.start < end or not len(candidate):
+                raise LayoutError(f"candidate {k} covers {candidate}: ranges must be in order, not empty")
+            end = candidate.stop
+        taken = set[int]().union(*self.protected)
+        if not self.rows:
+            rows = tuple(p for p in range(end, self.length) if p not in taken)
+            object.__setattr__(self, "rows", rows)
+        if not self.rows:
+            raise LayoutError("no text follows the last candidate, so no row can judge the images")
+        if not self.query:
+            raise LayoutError("the layout names no query tokens")
+        if taken & set(self.positions.tolist()):
+            raise LayoutError("a protected token lies inside a candidate")
+        beyond = [p for p in (*self.query, *self.rows, end - 1, *taken) if not 0 <= p < self.length]
+        if beyond and self.candidates:
+            raise LayoutError(f"position {beyond[0]} lies outside a prompt of {self.length} tokens")
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """(V,) positions of all candidate visual tokens."""
+        return torch.tensor([p for candidate in self.candidates for p in candidate], dtype=torch.long)
+
+    @cached_property
+    def candidate_of(self) -> Tensor:
+        """(V,) the candidate of each of these tokens."""
+        sizes = torch.tensor([len(candidate) for candidate in self.candidates], dtype=torch.long)
+        return torch.arange(len(self.candidates)).repeat_interleave(sizes)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pruning step: ⌈keep · alive⌉ visual tokens of each list pass it."""
+
+    layer: int
+    keep: float
+    when: Literal["before", "after"] = "before"
+
+
+class StageView(Protocol):
+    """What a method may look at, at one stage, for one list. V candidate tokens, n of them alive."""
+
+    layer: int
+    alive: Tensor
+    """(n,) indices of the alive tokens among all V, ascending"""
+    candidate_of: Tensor
+    """(V,) the candidate of each token"""
+    key: int
+    """the list's own number (see `Layout`)"""
+
+    @property
+    def vision(self) -> Tensor:
+        """(V, d) encoder outputs after the merger, of all V tokens"""
+
+    @property
+    def query_embedding(self) -> Tensor:
+        """(d,) mean input embedding of the query's words"""
+
+    @property
+    def text_embeddings(self) -> Tensor:
+        """(rows, d) input embeddings of the text rows after the images"""
+
+    @property
+    def hidden(self) -> Tensor:
+        """(n, d) hidden states of the alive tokens: entering the layer ("before") or leaving it ("after")"""
+
+    @property
+    def keys(self) -> Tensor:
+        """(n, KV, hd) the layer's keys of the alive tokens, after rotation"""
+
+    def attention(self, rows: Sequence[int] | None = None) -> Tensor:
+        """(rows, n) this layer's head-averaged attention from text rows to the alive tokens.
+
+        The softmax runs over everything a row sees, so a row's sum is below 1. Rows are positions
+        in the prompt; by default the layout's. No (tokens × tokens) matrix is ever built.
+        """
+
+    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """`compute()` at the first stage that asks, the same tensor at the later ones."""
+
+    def note(self, **facts: float) -> None:
+        """Facts about this stage for the report, such as its α."""
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """What one stage did to one list."""
+
+    layer: int
+    when: str
+    before: int
+    after: int
+    survivors: Tensor
+    """(after,) indices among the V candidate tokens"""
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+class PruningRun(Protocol):
+    """What `with pruner.on(model, layout) as run` gives: filled by the latest prompt that ran."""
+
+    records: list[list[StageRecord]]
+    """per list, its stages in order"""
+    seconds: dict[str, float]
+    """time spent inside the method: "prior" (once per list) and "selection" (every stage)"""
+
+
+Engine = Callable[..., AbstractContextManager[PruningRun]]
+
+
+@dataclass(kw_only=True)
+class Pruner:
+    """A reduction method. Override `stages` and `score`; `select` too where top-k is not the rule."""
+
+    keep: float = 0.2
+    """R: the fraction of candidate visual tokens that is alive at the end"""
+
+    engine: ClassVar[Engine | None] = None
+    summary: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.keep, (int, float)) and 0 < self.keep <= 1):
+            raise InputError(f"keep must lie in (0, 1], not {self.keep!r}")
+
+    def stages(self, num_layers: int) -> list[Stage]:
+        """Where: the stages of a decoder with this many layers."""
+        raise NotImplementedError
+
+    def score(self, view: StageView) -> Tensor:
+        """What: one number per alive visual token, (n,); the higher survive."""
+        raise NotImplementedError
+
+    def select(self, view: StageView, count: int) -> Tensor:
+        """(count,) ascending indices into `view.alive` of the tokens that survive."""
+        if count >= len(view.alive):
+            return torch.arange(len(view.alive), device=view.alive.device)
+        return top_k(self.score(view), count, self.ties(view))
+
+    def ties(self, view: StageView) -> Tensor | None:
+        """(n,) what decides among equal scores; None: the earlier token."""
+        return None
+
+    def on(self, model: Any, layout: Layout | Sequence[Layout]) -> AbstractContextManager[PruningRun]:
+        """Prune whatever runs inside: `with RaDiCal(keep=0.2).on(model, layout): model.generate(...)`.
+
+        One layout per prompt of the batch. The model is restored on leaving, also by an exception.
+        """
+        if Pruner.engine is None:
+            raise RuntimeError("no engine: import radical_rerank.backbones")
+        layouts = [layout] if isinstance(layout, Layout) else list(layout)
+        return Pruner.engine(self, model, layouts)

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from radical_rerank.errors import CalibrationError, InputError
+from radical_rerank.method import (
+    STRATEGIES,
+    arithmetic_fusion,
+    attention_information,
+    candidate_uniqueness,
+    discriminative_importance,
+    exact_uniqueness,
+    geometric_fusion,
+    keep_ratio,
+    min_max,
+    query_relevance,
+    saliency,
+    text_averaged,
+)
+from radical_rerank.pruning.base import Layout, Pruner, PruningRun, Stage, StageView
+from radical_rerank.pruning.profile import Profile
+
+FUSIONS = {"geometric": geometric_fusion, "arithmetic": arithmetic_fusion}
+
+
+@dataclass(kw_only=True)
+class RaDiCal(Pruner):
+    """Rank-Discriminative Calibration ("From Saliency to Discriminability").
+
+    Before each of K layers chosen by α-Maximin, the tokens with the highest
+    f = max(d̂, ε)^α · max(ŝ, ε)^(1−α) pass: d̂ the prior DTI = CCU · QRel, ŝ the layer's
+    AttentionInfo, α how diffuse the layer's attention is on this model (its profile).
+
+    Every row of the paper's ablation is an argument:
+
+    ========================  ====================================
+    full                      RaDiCal()
+    w/o DTI                   RaDiCal(alpha=0)
+    fixed fusion              RaDiCal(alpha=0.5)
+    w/o α-Maximin             RaDiCal(strategy="random")
+    w/o geometric             RaDiCal(fusion="arithmetic")
+    DTI only                  RaDiCal(alpha=1)
+    QRel only, single images  RaDiCal(prior="relevance")
+    CCU only                  RaDiCal(prior="uniqueness")
+    w/o token scoring         RaDiCal(prior="random", alpha=1)
+    ========================  ====================================
+    """
+
+    layers: int = 4
+    """K: the number of stages"""
+    gap: int = 2
+    """g: chosen layers are at least this far apart"""
+    strategy: str = "alpha_maximin"
+    schedule: Sequence[int] | None = None
+    """these layers instead of a strategy's"""
+    prior: str = "dti"
+    """"dti", "relevance", "uniqueness" or "random" """
+    uniqueness: str = "prototype"
+    """"prototype", O(Vd), or "exact", the largest cosine to another candidate, O(V²d)"""
+    saliency: str = "information"
+    """"information" (AttentionInfo) or "attention" (the raw text-averaged attention p)"""
+    fusion: str = "geometric"
+    alpha: float | None = None
+    """a fixed α for all stages; None: each layer's own"""
+    calibration: Profile | None = None
+    """the model's trust profile; None: looked up by the model's name"""
+    seed: int = 0
+
+    summary: ClassVar[str] = "fits the query and sets its candidate apart, weighed against attention by trust"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value, known in (
+            ("strategy", self.strategy, STRATEGIES),
+            ("prior", self.prior, ("dti", "relevance", "uniqueness", "random")),
+            ("uniqueness", self.uniqueness, ("prototype", "exact")),
+            ("saliency", self.saliency, ("information", "attention")),
+            ("fusion", self.fusion, FUSIONS),
+        ):
+            if value not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        if self.alpha is not None and not 0 <= self.alpha <= 1:
+            raise InputError(f"alpha must lie in [0, 1], not {self.alpha!r}")
+        if self.layers < 1 or self.gap < 1:
+            raise InputError(f"layers and gap must be at least 1, not {self.layers} and {self.gap}")
+
+    def on(self, model: Any, layout: Layout | Sequence[Layout]) -> AbstractContextManager[PruningRun]:
+        if self.calibration is None and self.needs_profile:
+            name = getattr(getattr(model, "config", None), "_name_or_path", "")
+            return super(RaDiCal, replace(self, calibration=Profile.find(name))).on(model, layout)
+        return super().on(model, layout)
+
+    @property
+    def needs_profile(self) -> bool:
+        return self.schedule is None or self.alpha is None
+
+    def stages(self, num_layers: int) -> list[Stage]:
+        chosen = self.schedule
+        if chosen is None:
+            if self.calibration is None:
+                raise CalibrationError("RaDiCal needs the model's trust profile: pass calibration=")
+            profile = self.calibration.checked(num_layers)
+            choose = STRATEGIES[self.strategy]
+            chosen = choose(profile.layers, profile.alpha, self.layers, gap=self.gap, seed=self.seed)
+        keep = keep_ratio(self.keep, len(chosen))
+        return [Stage(layer, keep) for layer in sorted(chosen)]
+
+    def score(self, view: StageView) -> Tensor:
+        alpha = self.alpha if self.alpha is not None else self._trust_at(view.layer)
+        view.note(alpha=alpha)
+        prior = self._prior(view)
+        if alpha == 1:  # attention has no say: do not compute it
+            return prior
+        p = text_averaged(view.attention())
+        salience = saliency(attention_information(p)) if self.saliency == "information" else min_max(p)
+        return FUSIONS[self.fusion](prior, salience, alpha)
+
+    def ties(self, view: StageView) -> Tensor:
+        """Tokens that attention finds equally uninformative (AttInfo = 0) are told apart by the prior."""
+        return self._prior(view)
+
+    def _trust_at(self, layer: int) -> float:
+        if self.calibration is None:
+            raise CalibrationError("RaDiCal needs the model's trust profile or a fixed alpha")
+        return self.calibration.alpha_at(layer)
+
+    def _prior(self, view: StageView) -> Tensor:
+        """(n,) d̂ of the alive tokens: normalised once over all V, then reused at every stage."""
+        if self.prior == "random":
+            seed = hash((self.seed, view.key, view.layer)) & 0x7FFFFFFF
+            draw = torch.Generator().manual_seed(seed)
+            return torch.rand(len(view.alive), generator=draw).to(view.alive.device)
+        return view.once("prior", lambda: min_max(self._raw_prior(view)))[view.alive]
+
+    def _raw_prior(self, view: StageView) -> Tensor:
+        exact = self.uniqueness == "exact"
+        if self.prior == "relevance":
+            return query_relevance(view.vision, view.query_embedding)
+        if self.prior == "uniqueness":
+            return (
+                exact_uniqueness(view.vision, view.candidate_of)
+                if exact
+                else candidate_uniqueness(view.vision)
+            )
+        return discriminative_importance(view.vision, view.query_embedding, view.candidate_of, exact=exact)

@@ -1,0 +1,168 @@
+"""The prompt of one list: a template (data), its token ids, and the layout that the engine needs."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from radical_rerank.backbones import Backbone
+from radical_rerank.errors import InputError
+from radical_rerank.pruning import Layout
+
+IDENTIFIERS = string.ascii_uppercase + string.ascii_lowercase
+"""One token each in every supported tokenizer, unlike numbers ("10" is two)"""
+
+# Private-use characters that stand for an image and for the query while the chat template is applied.
+_IMAGE, _QUERY = "\ue000", "\ue001"
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """The words of the prompt. `{image}`, `{id}`, `{query}`, `{count}`, `{first}` and `{last}` are filled in.
+
+    intro, reference, candidate (once per candidate) come before `ask`, which holds the query:
+    after all images, so that its rows have seen every candidate. `answer` follows the chat
+    template's generation prompt: what the model is made to have said before the first identifier.
+    """
+
+    intro: str
+    reference: str
+    candidate: str
+    ask_logits: str
+    ask_generate: str
+    ask_composed_logits: str
+    ask_composed_generate: str
+    answer: str = ""
+    system: str = ""
+
+    def __post_init__(self) -> None:
+        for name, needed in (
+            ("reference", ("{image}",)),
+            ("candidate", ("{id}", "{image}")),
+            ("ask_logits", ("{query}",)),
+            ("ask_generate", ("{query}",)),
+            ("ask_composed_logits", ("{query}",)),
+            ("ask_composed_generate", ("{query}",)),
+        ):
+            missing = [field for field in needed if getattr(self, name).count(field) != 1]
+            if missing:
+                raise InputError(f"prompt template: {name} must contain {missing[0]} exactly once")
+
+    @classmethod
+    def load(cls, source: str | Path | dict[str, str]) -> PromptTemplate:
+        """From a dict, a JSON file, or the name of a model family whose template ships."""
+        if not isinstance(source, dict):
+            shipped = resources.files("radical_rerank.reranking") / "templates" / f"{source}.json"
+            path = shipped if shipped.is_file() else Path(source)
+            try:
+                source = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise InputError(f"cannot read the prompt template {path}: {error}") from None
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(source) - known)  # type: ignore[arg-type]
+        if unknown:
+            raise InputError(f"prompt template: unknown field {unknown[0]!r}")
+        try:
+            return cls(**source)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise InputError(f"prompt template: {error}") from None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids with every image's placeholder tokens in place, and where things are."""
+
+    ids: list[int]
+    layout: Layout
+    identifiers: list[int]
+    """the token that names each candidate, as it would follow this prompt"""
+
+
+def build_prompt(
+    backbone: Backbone,
+    template: PromptTemplate,
+    query: str,
+    image_sizes: Sequence[int],
+    *,
+    reference_size: int | None = None,
+    generate: bool = False,
+    key: int = 0,
+) -> Prompt:
+    """The prompt for a query and candidates with these numbers of visual tokens.
+
+    reference_size: visual tokens of the reference image of a composed query.
+    The query is tokenized apart, with special tokens as plain text: no query can forge markup.
+    """
+    if len(image_sizes) > len(IDENTIFIERS):
+        raise InputError(f"{len(image_sizes)} candidates in one prompt; there are {len(IDENTIFIERS)} letters")
+    names = IDENTIFIERS[: len(image_sizes)]
+    composed = reference_size is not None
+    ask = getattr(template, f"ask{'_composed' if composed else ''}_{'generate' if generate else 'logits'}")
+    body = template.intro + (template.reference if composed else "")
+    body += "".join(template.candidate.replace("{id}", name) for name in names) + ask
+    before, after = backbone.family.markup
+    filled = {"{count}": str(len(names)), "{first}": names[0], "{last}": names[-1]}
+    filled |= {"{image}": before + _IMAGE + after, "{query}": _QUERY}
+    for field, value in filled.items():
+        body = body.replace(field, value)
+    text = _chat(backbone.tokenizer, template.system, body) + template.answer
+
+    head, tail = text.split(_QUERY)
+    *literals, lead = head.split(_IMAGE)
+    ids = _begin_of_text(backbone.tokenizer, text)
+    images: list[range] = []
+    sizes = [reference_size, *image_sizes] if reference_size is not None else image_sizes
+    for literal, size in zip(literals, sizes, strict=True):
+        ids += _encode(backbone.tokenizer, literal)
+        images.append(range(len(ids), len(ids) + size))
+        ids += [backbone.image_token_id] * size
+    # Words carry the space before them in most tokenizers: the space before the query belongs to it.
+    ids += _encode(backbone.tokenizer, lead.rstrip(" "))
+    start = len(ids)
+    ids += _encode(backbone.tokenizer, lead[len(lead.rstrip(" ")) :] + query, plain=True)
+    words = tuple(range(start, len(ids)))
+    if not words:
+        raise InputError(f"the query {query!r} has no words that the tokenizer knows")
+    ids += _encode(backbone.tokenizer, tail)
+    protected = (images.pop(0),) if composed else ()
+    layout = Layout(len(ids), tuple(images), words, protected, key=key)
+    return Prompt(ids, layout, _identifier_ids(backbone.tokenizer, tail)[: len(names)])
+
+
+def _chat(tokenizer: Any, system: str, body: str) -> str:
+    if tokenizer.chat_template is None:
+        return system + body
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": body})
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def _encode(tokenizer: Any, text: str, *, plain: bool = False) -> list[int]:
+    return tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"] if text else []
+
+
+def _begin_of_text(tokenizer: Any, text: str) -> list[int]:
+    """The token that this tokenizer puts before every text, unless the chat template wrote it."""
+    start = tokenizer.bos_token_id
+    if start is None or text.startswith(tokenizer.bos_token) or tokenizer("A")["input_ids"][0] != start:
+        return []
+    return [start]
+
+
+@lru_cache(maxsize=64)
+def _identifier_ids(tokenizer: Any, tail: str) -> list[int]:
+    """For each letter, the single token that it is when written right after `tail`."""
+    plain = _encode(tokenizer, tail)
+    ids: list[int] = []
+    for letter in IDENTIFIERS:
+        *start, token = _encode(tokenizer, tail + letter)
+        if start != plain or token in ids or token == tokenizer.unk_token_id:
+            raise InputError(f"the letter {letter!r} is not one token of its own after {tail[-20:]!r}")
+        ids.append(token)
+    return ids

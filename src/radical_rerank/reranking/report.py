@@ -1,0 +1,106 @@
+"""What pruning did to one list: tokens, trust, cost, time, and who survived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from radical_rerank.backbones import Block
+from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
+from radical_rerank.pruning import Layout, StageRecord
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """One stage: visual tokens before and after, α where the method has one, and the survivors.
+
+    survivors: per candidate of the list, the numbers of its tokens that are still alive.
+    """
+
+    layer: int
+    when: str
+    before: int
+    after: int
+    alpha: float | None
+    survivors: list[list[int]]
+
+
+@dataclass(frozen=True)
+class PruningReport:
+    """Costs count multiply-accumulates of the decoder's prefill and its key-value cache, as the paper does.
+
+    candidates: the documents of this list by number, in the order of the prompt
+    blocks: per candidate, which part of its image each token shows (for overlays)
+    seconds: preprocess, vision, prior (once per list), selection (at the stages), decoder, scoring.
+    Lists that ran in one batch share the batch's time equally.
+    """
+
+    method: str
+    keep: float
+    tokens: int
+    visual_tokens: int
+    stages: list[StageReport]
+    tokens_per_layer: list[int]
+    flops_saved: float
+    kv_saved: float
+    seconds: dict[str, float]
+    candidates: list[int]
+    blocks: list[list[Block]] = field(repr=False)
+
+    @property
+    def visual_tokens_left(self) -> int:
+        return self.stages[-1].after if self.stages else self.visual_tokens
+
+    def to_dict(self, *, survivors: bool = False) -> dict[str, Any]:
+        """JSON-ready. The survivors and their places only if asked for: they are long."""
+        data = asdict(self)
+        if not survivors:
+            data.pop("blocks")
+            for stage in data["stages"]:
+                stage.pop("survivors")
+        return data | {"visual_tokens_left": self.visual_tokens_left}
+
+
+def make_report(
+    *,
+    method: str,
+    keep: float,
+    layout: Layout,
+    records: Sequence[StageRecord],
+    shape: DecoderShape,
+    seconds: dict[str, float],
+    candidates: Sequence[int],
+    blocks: Sequence[Sequence[Block]],
+) -> PruningReport:
+    visual = len(layout.positions)
+    other = layout.length - visual
+    places = [(record.layer, record.when, other + record.after) for record in records]
+    counts = tokens_per_layer(layout.length, places, shape.layers)
+    dense = [layout.length] * shape.layers
+    return PruningReport(
+        method=method,
+        keep=keep,
+        tokens=layout.length,
+        visual_tokens=visual,
+        stages=[_stage(record, layout) for record in records],
+        tokens_per_layer=counts,
+        flops_saved=saving(macs(counts, shape), macs(dense, shape)),
+        kv_saved=saving(kv_bytes(counts, shape), kv_bytes(dense, shape)),
+        seconds=seconds,
+        candidates=list(candidates),
+        blocks=[list(b) for b in blocks],
+    )
+
+
+def _stage(record: StageRecord, layout: Layout) -> StageReport:
+    survivors: list[list[int]] = [[] for _ in layout.candidates]
+    first = [0]
+    for candidate in layout.candidates:
+        first.append(first[-1] + len(candidate))
+    owners = layout.candidate_of.tolist()
+    for token in record.survivors.tolist():
+        survivors[owners[token]].append(token - first[owners[token]])
+    return StageReport(
+        record.layer, record.when, record.before, record.after, record.facts.get("alpha"), survivors
+    )

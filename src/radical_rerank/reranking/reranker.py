@@ -1,0 +1,454 @@
+"""The Reranker: a query and candidate images in, the images in order out."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+
+from radical_rerank.backbones import Backbone, ImageFeatures
+from radical_rerank.errors import InputError
+from radical_rerank.pruning import Profile, Pruner, RaDiCal, build
+from radical_rerank.reranking.cache import VisionCache, content_key
+from radical_rerank.reranking.calibration import calibrate
+from radical_rerank.reranking.images import MAX_PIXELS, Document, load_image
+from radical_rerank.reranking.prompt import IDENTIFIERS, Prompt, PromptTemplate, build_prompt
+from radical_rerank.reranking.report import PruningReport, make_report
+from radical_rerank.reranking.scorers import (
+    SCORERS,
+    identifier_scores,
+    parse_permutation,
+    permutation_scores,
+)
+from radical_rerank.reranking.windows import rank_in_windows
+
+OnError = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is looked for: text, or a change in words to a reference image (composed retrieval)."""
+
+    text: str
+    reference: Document | None = None
+
+
+@dataclass(frozen=True)
+class RankedDocument:
+    """One document of a ranking. `index` is its number in the list that was passed."""
+
+    index: int
+    score: float
+    document: Document
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A document that could not be read (`on_error="skip"`), and why."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ranking(Sequence[RankedDocument]):
+    """Documents, best first; indexable and iterable.
+
+    reports: one per prompt that ran, the last one ranked the front of the list
+    repairs: how often a written permutation had to be mended (scorer "generate")
+    """
+
+    results: tuple[RankedDocument, ...]
+    reports: tuple[PruningReport, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    repairs: int = 0
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.results[place]
+
+    @property
+    def report(self) -> PruningReport | None:
+        """What pruning did to the (front of the) list; None where no prompt ran."""
+        return self.reports[-1] if self.reports else None
+
+    @property
+    def order(self) -> list[int]:
+        return [result.index for result in self.results]
+
+
+@dataclass(frozen=True)
+class _List:
+    """One prompt's worth of work: `numbers` are the documents' places in the user's list."""
+
+    text: str
+    reference: Image.Image | None
+    images: Sequence[Image.Image]
+    numbers: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Scored:
+    scores: list[float]
+    repairs: int
+    report: PruningReport
+
+
+class Reranker:
+    """Ranks images for a query with a vision-language model, listwise, in one forward pass.
+
+    >>> reranker = Reranker.from_pretrained("Qwen/Qwen3-VL-4B-Instruct", method="radical", keep=0.2)
+    >>> ranking = reranker.rank("a dog catching a red frisbee", images, top_k=5)
+    >>> ranking[0].index, ranking[0].score, ranking[0].document
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        method: str | Pruner = "radical",
+        *,
+        keep: float | None = None,
+        scorer: str = "logits",
+        template: PromptTemplate | dict[str, str] | str | Path | None = None,
+        window: int = len(IDENTIFIERS),
+        stride: int | None = None,
+        max_image_tokens: int = 384,
+        max_pixels: int = MAX_PIXELS,
+        vision_cache_bytes: int = 1 << 30,
+        max_new_tokens: int = 512,
+        say: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> None:
+        """
+        method: a name (see `radical methods`) with its `options`, or a Pruner
+        keep: the fraction of visual tokens alive at the end
+        scorer: "logits" (one forward pass) or "generate" (the model writes the order)
+        template: a family's name, a JSON file or a dict; by default the model family's own
+        window, stride: lists longer than `window` (at most 52) are ranked in windows `stride` apart
+        max_image_tokens: larger images are scaled down to this many visual tokens (COCO's have about 300)
+        max_pixels: larger images are refused
+        vision_cache_bytes: how much of the images seen last is kept encoded; 0 for none
+        say: receives one line when something slow happens that was not asked for (calibration)
+        """
+        if scorer not in SCORERS:
+            raise InputError(f"scorer must be one of {', '.join(SCORERS)}, not {scorer!r}")
+        if not 2 <= window <= len(IDENTIFIERS):
+            raise InputError(f"window must lie between 2 and {len(IDENTIFIERS)}, not {window}")
+        stride = max(1, window // 2) if stride is None else stride
+        if not 1 <= stride < window:
+            raise InputError(f"stride must lie between 1 and window - 1 = {window - 1}, not {stride}")
+        if max_image_tokens < 1:
+            raise InputError(f"max_image_tokens must be at least 1, not {max_image_tokens}")
+        self.backbone = backbone
+        if isinstance(method, Pruner):
+            if keep is not None or options:
+                raise InputError("keep and other options belong to the Pruner that was passed")
+            self.pruner = method
+        else:
+            self.pruner = build(method, **options, **({} if keep is None else {"keep": keep}))
+        self.scorer = scorer
+        if not isinstance(template, PromptTemplate):
+            template = PromptTemplate.load(template or backbone.model.config.model_type)
+        self.template = template
+        self.window, self.stride = window, stride
+        self.max_image_tokens, self.max_pixels = max_image_tokens, max_pixels
+        self.max_new_tokens = max_new_tokens
+        self.vision_cache = VisionCache(vision_cache_bytes)
+        self._say = say or (lambda line: None)
+        self._ready = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path,
+        method: str | Pruner = "radical",
+        *,
+        device: str | None = None,
+        dtype: str | torch.dtype | None = None,
+        attn_implementation: str | None = None,
+        **options: Any,
+    ) -> Reranker:
+        """Load a model by its id or folder. `options` are those of `Reranker` and of the method."""
+        if isinstance(method, str):
+            build(method)  # an unknown name is told before anything is loaded
+        backbone = Backbone.from_pretrained(
+            model, device=device, dtype=dtype, attn_implementation=attn_implementation
+        )
+        return cls(backbone, method, **options)
+
+    # Ranking.
+
+    def rank(
+        self,
+        query: str | Query,
+        documents: Sequence[Document],
+        *,
+        top_k: int | None = None,
+        reference: Document | None = None,
+        on_error: OnError = "raise",
+    ) -> Ranking:
+        """Order the documents by how well they match the query, best first.
+
+        documents: paths, PIL images, arrays, encoded bytes or data URIs
+        reference: an image that the query's text changes (composed retrieval)
+        on_error: "raise" on a document that cannot be read, or "skip" it and rank the rest
+        """
+        if reference is not None:
+            if isinstance(query, Query):
+                raise InputError("pass the reference either in the Query or as an argument, not both")
+            query = Query(query, reference)
+        return next(self.rank_many([(query, documents)], top_k=top_k, on_error=on_error))
+
+    def rank_many(
+        self,
+        lists: Iterable[tuple[str | Query, Sequence[Document]]],
+        *,
+        top_k: int | None = None,
+        batch_size: int = 1,
+        on_error: OnError = "raise",
+        progress: bool = False,
+    ) -> Iterator[Ranking]:
+        """Rankings of many lists, in their order, as they are ready.
+
+        batch_size: lists that run through the model together; the rankings are the same.
+        progress: show a bar on stderr.
+        """
+        if on_error not in ("raise", "skip"):
+            raise InputError(f'on_error must be "raise" or "skip", not {on_error!r}')
+        if top_k is not None and top_k < 1:
+            raise InputError(f"top_k must be at least 1, not {top_k}")
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, not {batch_size}")
+        return self._rank_many(lists, top_k, batch_size, on_error, progress)
+
+    def _rank_many(
+        self,
+        lists: Iterable[tuple[str | Query, Sequence[Document]]],
+        top_k: int | None,
+        batch_size: int,
+        on_error: OnError,
+        progress: bool,
+    ) -> Iterator[Ranking]:
+        total = len(lists) if isinstance(lists, Sequence) else None
+        with _progress_bar(progress, total) as advance:
+            remaining = iter(lists)
+            while batch := list(islice(remaining, batch_size)):
+                loaded = [self._load(query, documents, on_error) for query, documents in batch]
+                # Lists that fit a window run together; longer ones take several passes of their own.
+                short = [i for i, (work, _) in enumerate(loaded) if 1 < len(work.images) <= self.window]
+                together = dict(zip(short, self._score([loaded[i][0] for i in short]), strict=True))
+                for i, (work, skipped) in enumerate(loaded):
+                    scored = [together[i]] if i in together else []
+                    ranking = self._ranking(work, batch[i][1], scored, skipped)
+                    advance()
+                    yield replace(ranking, results=ranking.results[:top_k])
+
+    def _load(
+        self, query: str | Query, documents: Sequence[Document], on_error: OnError
+    ) -> tuple[_List, tuple[Skipped, ...]]:
+        query = query if isinstance(query, Query) else Query(query)
+        if not isinstance(query.text, str) or not query.text.strip():
+            raise InputError(f"the query is empty: {query.text!r}")
+        if isinstance(documents, (str, bytes)):
+            raise InputError("documents must be a list of images, not a single one")
+        reference = None
+        if query.reference is not None:
+            reference = load_image(query.reference, name="the reference image", max_pixels=self.max_pixels)
+        images: list[Image.Image] = []
+        numbers: list[int] = []
+        skipped: list[Skipped] = []
+        for number, document in enumerate(documents):
+            try:
+                images.append(load_image(document, name=f"document {number}", max_pixels=self.max_pixels))
+                numbers.append(number)
+            except InputError as error:
+                if on_error == "raise":
+                    raise
+                skipped.append(Skipped(number, str(error)))
+        return _List(query.text.strip(), reference, images, numbers), tuple(skipped)
+
+    def _ranking(
+        self,
+        work: _List,
+        documents: Sequence[Document],
+        scored: list[_Scored],
+        skipped: tuple[Skipped, ...],
+    ) -> Ranking:
+        if len(work.images) < 2:
+            pairs = [(0, 0.0)] * len(work.images)  # the only candidate is certain: log 1 = 0
+        elif scored:
+            scores = scored[0].scores
+            pairs = sorted(enumerate(scores), key=lambda pair: -pair[1])
+        else:
+
+            def score(items: Sequence[int]) -> Sequence[float]:
+                part = replace(
+                    work, images=[work.images[i] for i in items], numbers=[work.numbers[i] for i in items]
+                )
+                scored.append(self._score([part])[0])
+                return scored[-1].scores
+
+            pairs = rank_in_windows(len(work.images), self.window, self.stride, score)
+        return Ranking(
+            tuple(RankedDocument(work.numbers[i], value, documents[work.numbers[i]]) for i, value in pairs),
+            tuple(part.report for part in scored),
+            skipped,
+            sum(part.repairs for part in scored),
+        )
+
+    # One batch of prompts, from images to scores.
+
+    def _score(self, lists: Sequence[_List]) -> list[_Scored]:
+        if not lists:
+            return []
+        self._calibrate_if_needed()
+        clock = _Clock(len(lists))
+        features = self._features(lists, clock)
+        with clock("preprocess"):
+            prompts = [self._prompt(work, found) for work, found in zip(lists, features, strict=True)]
+            flat = [feature for found in features for feature in found]
+            inputs = self.backbone.inputs([prompt.ids for prompt in prompts], flat)
+        layouts = [prompt.layout for prompt in prompts]
+        with clock("decoder"), self.pruner.on(self.backbone.model, layouts) as run:
+            if self.scorer == "logits":
+                logits = self.backbone.next_token_logits(inputs)
+            else:
+                texts = self.backbone.write(inputs, self.max_new_tokens)
+        for part, spent in run.seconds.items():
+            # The method's first stage asks for the prior: its time lies within the selection's.
+            clock.move("decoder", part, spent - (run.seconds["prior"] if part == "selection" else 0))
+        with clock("scoring"):
+            answers: list[tuple[list[float], int]] = []
+            for row, prompt in enumerate(prompts):
+                if self.scorer == "logits":
+                    answers.append((identifier_scores(logits[row], prompt.identifiers), 0))
+                else:
+                    parsed = parse_permutation(texts[row], IDENTIFIERS[: len(prompt.identifiers)])
+                    answers.append((permutation_scores(parsed.order), parsed.repairs))
+        return [
+            _Scored(scores, repairs, self._report(work, prompt, found, records, clock.seconds))
+            for (scores, repairs), work, prompt, found, records in zip(
+                answers, lists, prompts, features, run.records, strict=True
+            )
+        ]
+
+    def _prompt(self, work: _List, features: Sequence[ImageFeatures]) -> Prompt:
+        sizes = [len(feature.tokens) for feature in features]
+        key = hashlib.blake2b(f"{work.text} {sizes}".encode(), digest_size=4).digest()
+        return build_prompt(
+            self.backbone,
+            self.template,
+            work.text,
+            sizes[1:] if work.reference is not None else sizes,
+            reference_size=sizes[0] if work.reference is not None else None,
+            generate=self.scorer == "generate",
+            key=int.from_bytes(key, "big"),
+        )
+
+    def _features(self, lists: Sequence[_List], clock: _Clock) -> list[list[ImageFeatures]]:
+        """Vision features per list, the reference image first; every distinct image is encoded once."""
+        wanted: list[list[str]] = []
+        found: dict[str, ImageFeatures] = {}
+        new: dict[str, Image.Image] = {}
+        with clock("preprocess"):
+            for work in lists:
+                images = [*([work.reference] if work.reference is not None else []), *work.images]
+                keys = [content_key(image, self.max_image_tokens) for image in images]
+                wanted.append(keys)
+                for key, image in zip(keys, images, strict=True):
+                    if key in found or key in new:
+                        continue
+                    cached = self.vision_cache.get(key)
+                    if cached is None:
+                        new[key] = image
+                    else:
+                        found[key] = cached
+            pixels = [self.backbone.preprocess(image, self.max_image_tokens) for image in new.values()]
+        with clock("vision"):
+            for key, feature in zip(new, self.backbone.encode(pixels), strict=True):
+                found[key] = feature
+                self.vision_cache.put(key, feature)
+        return [[found[key] for key in keys] for keys in wanted]
+
+    def _report(
+        self,
+        work: _List,
+        prompt: Prompt,
+        features: Sequence[ImageFeatures],
+        records: Sequence[Any],
+        seconds: dict[str, float],
+    ) -> PruningReport:
+        return make_report(
+            method=type(self.pruner).__name__,
+            keep=self.pruner.keep,
+            layout=prompt.layout,
+            records=records,
+            shape=self.backbone.shape,
+            seconds=dict(seconds),
+            candidates=work.numbers,
+            blocks=[feature.blocks for feature in features[len(features) - len(work.images) :]],
+        )
+
+    # Calibration.
+
+    @property
+    def calibration(self) -> Profile | None:
+        """The trust profile in use, where the method needs one."""
+        return self.pruner.calibration if isinstance(self.pruner, RaDiCal) else None
+
+    def _calibrate_if_needed(self) -> None:
+        """Find the model's trust profile, or measure it now and keep it."""
+        if self._ready or not isinstance(self.pruner, RaDiCal) or not self.pruner.needs_profile:
+            return
+        if self.pruner.calibration is None:
+            profile = Profile.find(self.backbone.name)
+            if profile is None:
+                self._say(f"no trust profile of {self.backbone.name} is known: measuring one (once)")
+                profile = calibrate(self, say=self._say)
+                path = profile.save(Profile.cache_path(self.backbone.name))
+                self._say(f"saved the trust profile of {self.backbone.name} to {path}")
+            self.pruner = replace(self.pruner, calibration=profile)
+        self._ready = True
+
+
+class _Clock:
+    """Seconds by part, shared equally by the lists of a batch."""
+
+    def __init__(self, lists: int) -> None:
+        self.seconds: dict[str, float] = {}
+        self._lists = lists
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.move(None, part, time.perf_counter() - start)
+
+    def move(self, source: str | None, part: str, spent: float) -> None:
+        self.seconds[part] = self.seconds.get(part, 0.0) + spent / self._lists
+        if source is not None:
+            self.seconds[source] -= spent / self._lists
+
+
+@contextmanager
+def _progress_bar(show: bool, total: int | None) -> Iterator[Callable[[], None]]:
+    if not show:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("ranking"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("ranking", total=total)
+        yield lambda: bar.advance(task)
