@@ -359,8 +359,8 @@ class _View:
             allowed = allowed & prompt.valid[row]  # type: ignore[index]
         cos, sin = (part[row if len(part) > 1 else 0, place] for part in prompt.rotary)
         query = project(self._module, "q", self._entering[row, place], cos, sin)
-        weights = row_attention(query, self._keys()[row], self._module.self_attn.scaling, allowed)
-        return weights[:, prompt.slots[row]]
+        scaling = self._module.self_attn.scaling
+        return row_attention(query, self._keys()[row], scaling, allowed, prompt.slots[row])
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         memory = self._prompt.memory[self._row]

@@ -29,21 +29,21 @@ def project(layer: Any, which: str, hidden: Tensor, cos: Tensor, sin: Tensor) ->
     return rotate(states.transpose(-3, -2), cos, sin)
 
 
-def row_attention(query: Tensor, key: Tensor, scaling: float, allowed: Tensor) -> Tensor:
-    """Head-averaged attention of some rows over all keys.
+def row_attention(query: Tensor, key: Tensor, scaling: float, allowed: Tensor, columns: Tensor) -> Tensor:
+    """Head-averaged attention of some rows, softmax over all keys, at some columns.
 
-    query: (H, r, hd), key: (KV, n, hd), allowed: (r, n) -> (r, n) in float32.
+    query: (H, r, hd), key: (KV, n, hd), allowed: (r, n), columns: (c,) -> (r, c) in float32.
     Rows go in chunks of 1% of the keys, so memory is about two such slices of the H × n × n matrix.
     """
     kv, length = key.shape[:2]
     heads, rows = query.shape[:2]
     grouped = query.view(kv, heads // kv, rows, -1)
-    result = torch.empty(rows, length, dtype=torch.float32, device=query.device)
+    result = torch.empty(rows, len(columns), dtype=torch.float32, device=query.device)
     step = max(16, length // 100)
     for start in range(0, rows, step):
         part = slice(start, start + step)
         chunk = grouped[:, :, part]
         logits = (chunk.flatten(1, 2) @ key.transpose(-1, -2)).view(heads, -1, length)
         logits = logits.float().mul_(scaling).masked_fill_(~allowed[part], -torch.inf)
-        result[part] = logits.softmax(dim=-1).mean(dim=0)
+        result[part] = logits.softmax(dim=-1).mean(dim=0)[:, columns]
     return result

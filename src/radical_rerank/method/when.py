@@ -16,11 +16,11 @@ def text_averaged(attention: Tensor) -> Tensor:
     attention: (rows, V) head-averaged, restricted to visual columns -> (V,), summing to 1.
     Rows that see no visual token do not count; if no row sees any, p is uniform.
     """
-    mass = attention.sum(dim=-1, keepdim=True)
+    mass = attention.sum(dim=-1)
     seen = mass > 0
-    share = torch.where(seen, attention / mass.clamp(min=torch.finfo(attention.dtype).tiny), 0)
+    weight = torch.where(seen, 1 / mass, 0) / seen.sum().clamp(min=1)
     uniform = attention.new_full(attention.shape[-1:], 1 / max(attention.shape[-1], 1))
-    return torch.where(seen.any(), share.sum(dim=0) / seen.sum().clamp(min=1), uniform)
+    return torch.where(seen.any(), weight @ attention, uniform)
 
 
 def normalized_entropy(p: Tensor) -> Tensor:
@@ -50,7 +50,11 @@ def geometric_fusion(prior: Tensor, salience: Tensor, alpha: float) -> Tensor:
 
     prior, salience: (V_T,) in [0, 1] -> (V_T,).
     """
-    return prior.clamp(min=EPSILON) ** alpha * salience.clamp(min=EPSILON) ** (1 - alpha)
+    # In double precision: vector and scalar powers differ in the last bit, and tokens at the floor
+    # of both channels, often most of them, must tie exactly.
+    wide = torch.float32 if prior.device.type == "mps" else torch.float64
+    d, s = prior.to(wide).clamp(min=EPSILON), salience.to(wide).clamp(min=EPSILON)
+    return (d**alpha * s ** (1 - alpha)).to(prior.dtype)
 
 
 def arithmetic_fusion(prior: Tensor, salience: Tensor, alpha: float) -> Tensor:

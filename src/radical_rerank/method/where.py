@@ -30,17 +30,16 @@ def keep_count(keep: float, alive: int) -> int:
     return min(alive, max(math.ceil(keep * alive - 1e-9), min(alive, 1)))
 
 
-def top_k(score: Tensor, count: int, ties: Tensor | None = None) -> Tensor:
+def top_k(score: Tensor, count: int, ties: Sequence[Tensor] = ()) -> Tensor:
     """Indices of the `count` highest scores, in their original order.
 
-    score: (n,), ties: (n,) decides among equal scores, then the earlier index -> (count,), ascending.
+    score: (n,) -> (count,), ascending. Equal scores are told apart by each of `ties` (n,) in turn,
+    then by the earlier index.
     """
-    order = torch.arange(len(score), device=score.device) if ties is None else _descending(ties)
-    return order[_descending(score[order])[:count]].sort().values
-
-
-def _descending(x: Tensor) -> Tensor:
-    return x.argsort(descending=True, stable=True)
+    order = torch.arange(len(score), device=score.device)
+    for key in (*reversed(ties), score):
+        order = order[key[order].argsort(descending=True, stable=True)]
+    return order[:count].sort().values
 
 
 class Strategy(Protocol):

@@ -175,11 +175,7 @@ class Pruner:
         """(count,) ascending indices into `view.alive` of the tokens that survive."""
         if count >= len(view.alive):
             return torch.arange(len(view.alive), device=view.alive.device)
-        return top_k(self.score(view), count, self.ties(view))
-
-    def ties(self, view: StageView) -> Tensor | None:
-        """(n,) what decides among equal scores; None: the earlier token."""
-        return None
+        return top_k(self.score(view), count)
 
     def on(self, model: Any, layout: Layout | Sequence[Layout]) -> AbstractContextManager[PruningRun]:
         """Prune whatever runs inside: `with RaDiCal(keep=0.2).on(model, layout): model.generate(...)`.

@@ -22,6 +22,7 @@ from radical_rerank.method import (
     query_relevance,
     saliency,
     text_averaged,
+    top_k,
 )
 from radical_rerank.pruning.base import Layout, Pruner, PruningRun, Stage, StageView
 from radical_rerank.pruning.profile import Profile
@@ -112,18 +113,26 @@ class RaDiCal(Pruner):
         return [Stage(layer, keep) for layer in sorted(chosen)]
 
     def score(self, view: StageView) -> Tensor:
+        return self._signals(view)[0]
+
+    def select(self, view: StageView, count: int) -> Tensor:
+        if count >= len(view.alive):
+            return super().select(view, count)
+        # Attention below the uniform baseline carries no information, so many tokens score the same:
+        # the prior tells them apart, then the attention itself.
+        score, *ties = self._signals(view)
+        return top_k(score, count, ties)
+
+    def _signals(self, view: StageView) -> list[Tensor]:
+        """(n,) each: the fused score, the prior d̂ and, where it has a say, the attention p."""
         alpha = self.alpha if self.alpha is not None else self._trust_at(view.layer)
         view.note(alpha=alpha)
         prior = self._prior(view)
-        if alpha == 1:  # attention has no say: do not compute it
-            return prior
+        if alpha == 1:
+            return [prior]
         p = text_averaged(view.attention())
         salience = saliency(attention_information(p)) if self.saliency == "information" else min_max(p)
-        return FUSIONS[self.fusion](prior, salience, alpha)
-
-    def ties(self, view: StageView) -> Tensor:
-        """Tokens that attention finds equally uninformative (AttInfo = 0) are told apart by the prior."""
-        return self._prior(view)
+        return [FUSIONS[self.fusion](prior, salience, alpha), prior, p]
 
     def _trust_at(self, layer: int) -> float:
         if self.calibration is None:
