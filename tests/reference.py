@@ -80,7 +80,7 @@ class Reference:
         self.caches = []
 
         def prune(place: int, when: str, weights: torch.Tensor) -> list[int]:
-            keep = next((k for at, w, k in self.stages if (at, w) == (place, when)), None)
+            keep = next((k for where, w, k in self.stages if (where, w) == (place, when)), None)
             columns = [i for i, t in enumerate(tokens) if t in number]
             alive = [number[tokens[i]] for i in columns]
             if keep is None:
@@ -94,18 +94,18 @@ class Reference:
             kept = {columns[i] for i in best}
             return [i for i, t in enumerate(tokens) if t not in number or i in kept]
 
-        for l, layer in enumerate(text.layers):
+        for at, layer in enumerate(text.layers):
             weights, _, _ = self._attend(layer, hidden, cos[tokens], sin[tokens])
-            stay = prune(l, "before", weights)
+            stay = prune(at, "before", weights)
             tokens, hidden = [tokens[i] for i in stay], hidden[stay]
             weights, keys, values = self._attend(layer, hidden, cos[tokens], sin[tokens])
             self.caches.append([keys, values])
             hidden = self._finish(layer, hidden, weights @ values)
-            if l < len(deepstack):
+            if at < len(deepstack):
                 for i, t in enumerate(tokens):
                     if t in visual:
-                        hidden[i] = hidden[i] + deepstack[l][visual.index(t)]
-            stay = prune(l, "after", weights)
+                        hidden[i] = hidden[i] + deepstack[at][visual.index(t)]
+            stay = prune(at, "after", weights)
             tokens, hidden = [tokens[i] for i in stay], hidden[stay]
         logits = [self.model.lm_head(text.norm(hidden[-1]))]
 

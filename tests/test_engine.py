@@ -293,7 +293,7 @@ def test_the_model_is_restored(family: str) -> None:
         assert torch.equal(model(**case.inputs).logits, first)
 
 
-class Boom(RuntimeError):
+class BoomError(RuntimeError):
     pass
 
 
@@ -301,7 +301,7 @@ class Boom(RuntimeError):
 class Failing(RaDiCal):
     def select(self, view: StageView, count: int) -> torch.Tensor:
         if view.layer == 4:
-            raise Boom
+            raise BoomError
         return super().select(view, count)
 
 
@@ -312,7 +312,7 @@ def test_the_model_is_restored_after_an_exception_inside_a_pass() -> None:
     with torch.no_grad():
         first = model(**case.inputs).logits
         pruner = Failing(keep=0.2, schedule=(1, 4), calibration=PROFILE)
-        with pytest.raises(Boom), pruner.on(model, case.layout):
+        with pytest.raises(BoomError), pruner.on(model, case.layout):
             model(**case.inputs)
         assert hooks_on(model) == before
         assert torch.equal(model(**case.inputs).logits, first)
@@ -338,12 +338,12 @@ def test_misuse_is_told_plainly() -> None:
     with torch.no_grad():
         with pytest.raises(LayoutError, match="its layout describes"), pruner.on(model, other.layout):
             model(**case.inputs)
-        with pytest.raises(LayoutError, match="2 layouts cannot describe a batch of 1"):
-            with pruner.on(model, [case.layout, other.layout]):
-                model(**case.inputs)
-        with pruner.on(model, case.layout), pytest.raises(RuntimeError, match="already being pruned"):
-            with pruner.on(model, case.layout):
-                pass
+        two = pruner.on(model, [case.layout, other.layout])
+        with pytest.raises(LayoutError, match="2 layouts cannot describe a batch of 1"), two:
+            model(**case.inputs)
+        again = pruner.on(model, case.layout)
+        with pruner.on(model, case.layout), pytest.raises(RuntimeError, match="already being pruned"), again:
+            pass
         with pytest.raises(UnsupportedModelError, match="StaticCache"), pruner.on(model, case.layout):
             model.generate(**case.inputs, max_new_tokens=2, cache_implementation="static")
         cache = model(**case.inputs, use_cache=True).past_key_values
@@ -351,8 +351,7 @@ def test_misuse_is_told_plainly() -> None:
         with pytest.raises(LayoutError, match="did not run inside"), pruner.on(model, case.layout):
             model(**step)
     with pytest.raises(LayoutError, match="layer 8 of 8"):
-        pruner_beyond = RaDiCal(keep=0.2, schedule=(8,), alpha=0.5)
-        pruner_beyond.on(model, case.layout).__enter__()
+        RaDiCal(keep=0.2, schedule=(8,), alpha=0.5).on(model, case.layout)
 
 
 def test_right_padding_is_refused() -> None:

@@ -245,7 +245,7 @@ def test_the_other_strategies_on_curves_worked_out_by_hand() -> None:
     # Σ(1−α) = 4; a third is passed at layer 1 (1.5), two thirds at layer 5 (2.75 of 4).
     alpha = [0.25, 0.25, 1.0, 0.75, 0.5, 0.5, 0.5, 0.25]
     assert STRATEGIES["cumulative_information"](layers, alpha, 2) == [1, 5]
-    # The jumps are 0→1 at layer 2 (0.75) and between 6 and 7 (0.25); 3 is steep but next to 2.
+    # Steepest into layer 2 (0.75), then 3, 4 and 7 alike (0.25): the shallowest that is far enough.
     assert STRATEGIES["max_gradient"](layers, alpha, 2, gap=2) == [2, 4]
     assert STRATEGIES["max_gradient"](layers, alpha, 2, gap=5) == [2, 7]
     # Quantiles 1/3 and 2/3 of 0 … 0.7 are 0.2333 and 0.4667.
@@ -266,7 +266,7 @@ def test_deep_only_on_the_published_points_is_the_published_choice() -> None:
 
 
 @given(st.floats(0.01, 1), st.integers(1, 8))
-def test_keep_ratios_multiply_to_R(R: float, K: int) -> None:
+def test_keep_ratios_multiply_to_the_budget(R: float, K: int) -> None:
     assert keep_ratio(R, K) ** K == pytest.approx(R)
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from radical_rerank.backbones.families import Family, ImageFeatures, Pixels, decoder_shape, family_of
-from radical_rerank.errors import InputError, LayoutError
+from radical_rerank.errors import InputError, LayoutError, RadicalError
 from radical_rerank.method import DecoderShape
 from radical_rerank.pruning import Layout
 
@@ -48,18 +48,24 @@ class Backbone:
         from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
         name = str(name)
+        if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+            raise InputError(f"there is no folder {name}")
+        if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise InputError(f"unknown dtype {dtype!r}; use float32, bfloat16 or float16")
         if device is None:
             device = str(torch.accelerator.current_accelerator() or "cpu")
         if dtype is None:
             dtype = torch.float32 if device == "cpu" else "auto"
         try:
-            config = AutoConfig.from_pretrained(name)
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
             family_of(config)  # before any weights are read
             options = {"attn_implementation": attn_implementation} if attn_implementation else {}
             model = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, **options)
             tokenizer = AutoTokenizer.from_pretrained(name)
             image_processor = AutoImageProcessor.from_pretrained(name)
-        except OSError as error:
+        except RadicalError:
+            raise
+        except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise InputError(f"cannot load the model {name!r}: {reason}") from error
         if tokenizer.chat_template is None:

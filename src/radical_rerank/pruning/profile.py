@@ -90,6 +90,8 @@ class Profile:
     @classmethod
     def _parse(cls, text: str) -> Profile:
         data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("not a JSON object")
         for name in ("layers", "alpha", "h_norm"):
             data[name] = tuple(data[name]) if data.get(name) is not None else None
         return cls(**data)

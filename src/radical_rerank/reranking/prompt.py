@@ -125,7 +125,7 @@ def build_prompt(
     # Words carry the space before them in most tokenizers: the space before the query belongs to it.
     ids += _encode(backbone.tokenizer, lead.rstrip(" "))
     start = len(ids)
-    ids += _encode(backbone.tokenizer, lead[len(lead.rstrip(" ")) :] + query, plain=True)
+    ids += _encode_plain(backbone.tokenizer, lead[len(lead.rstrip(" ")) :] + query)
     words = tuple(range(start, len(ids)))
     if not words:
         raise InputError(f"the query {query!r} has no words that the tokenizer knows")
@@ -143,8 +143,15 @@ def _chat(tokenizer: Any, system: str, body: str) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def _encode(tokenizer: Any, text: str, *, plain: bool = False) -> list[int]:
-    return tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"] if text else []
+@lru_cache(maxsize=1024)
+def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Ids of the template's own text, which recurs in every prompt; special tokens are what they say."""
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+
+
+def _encode_plain(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a user's text: what looks like a special token is just letters."""
+    return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
 
 def _begin_of_text(tokenizer: Any, text: str) -> list[int]:
@@ -162,7 +169,7 @@ def _identifier_ids(tokenizer: Any, tail: str) -> list[int]:
     ids: list[int] = []
     for letter in IDENTIFIERS:
         *start, token = _encode(tokenizer, tail + letter)
-        if start != plain or token in ids or token == tokenizer.unk_token_id:
+        if tuple(start) != plain or token in ids or token == tokenizer.unk_token_id:
             raise InputError(f"the letter {letter!r} is not one token of its own after {tail[-20:]!r}")
         ids.append(token)
     return ids

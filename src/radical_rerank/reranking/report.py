@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from radical_rerank.backbones import Block
 from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
 from radical_rerank.pruning import Layout, StageRecord
@@ -94,13 +96,12 @@ def make_report(
 
 
 def _stage(record: StageRecord, layout: Layout) -> StageReport:
-    survivors: list[list[int]] = [[] for _ in layout.candidates]
-    first = [0]
-    for candidate in layout.candidates:
-        first.append(first[-1] + len(candidate))
-    owners = layout.candidate_of.tolist()
-    for token in record.survivors.tolist():
-        survivors[owners[token]].append(token - first[owners[token]])
+    sizes = torch.tensor([len(candidate) for candidate in layout.candidates])
+    ends = sizes.cumsum(0)
+    tokens = record.survivors.cpu()
+    owners = layout.candidate_of[tokens]
+    counts = owners.bincount(minlength=len(sizes)).tolist()
+    survivors = [part.tolist() for part in (tokens - (ends - sizes)[owners]).split(counts)]
     return StageReport(
         record.layer, record.when, record.before, record.after, record.facts.get("alpha"), survivors
     )

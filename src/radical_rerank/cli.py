@@ -1,0 +1,213 @@
+"""The command line: `radical rank`, `radical calibrate`, `radical methods`, `radical demo`.
+
+Tables for people, `--json` for programs; errors go to stderr in one line, with exit code 2.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from radical_rerank.errors import InputError, RadicalError
+
+app = typer.Typer(
+    help="Listwise image reranking with vision-language models, at a fraction of their visual tokens.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; by default the accelerator if there is one.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, …; by default what suits the device.")]
+
+
+@app.command()
+def rank(
+    query: Annotated[str, typer.Argument(help="What to look for, in words.")],
+    images: Annotated[list[str], typer.Argument(help="Image files, the candidates.", metavar="IMAGE...")],
+    model: Annotated[str | None, typer.Option(help="A model id or a folder.")] = None,
+    method: Annotated[str, typer.Option(help="A name from `radical methods`.")] = "radical",
+    keep: Annotated[float, typer.Option(help="The fraction of visual tokens that is kept.")] = 0.2,
+    top_k: Annotated[int | None, typer.Option(help="Show only the best so many.")] = None,
+    reference: Annotated[str | None, typer.Option(help="An image that the query changes.")] = None,
+    scorer: Annotated[str, typer.Option(help="logits or generate.")] = "logits",
+    template: Annotated[str | None, typer.Option(help="A prompt template, a JSON file.")] = None,
+    max_image_tokens: Annotated[int, typer.Option(help="Larger images are scaled down to this.")] = 384,
+    on_error: Annotated[
+        str, typer.Option(help="raise or skip: what to do with an unreadable image.")
+    ] = "raise",
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put images in the order in which they match a query."""
+    from radical_rerank.pruning import build
+    from radical_rerank.reranking import Reranker
+
+    pruner = build(method, keep=keep)
+    if model is None:
+        raise InputError("name a model with --model, for example Qwen/Qwen3-VL-4B-Instruct or a folder")
+    missing = [image for image in [*images, *([reference] if reference else [])] if not Path(image).exists()]
+    if missing and on_error == "raise":  # before a large model is loaded in vain
+        raise InputError(f"{missing[0]} does not exist")
+    reranker = Reranker.from_pretrained(
+        model,
+        pruner,
+        scorer=scorer,
+        template=template,
+        max_image_tokens=max_image_tokens,
+        device=device,
+        dtype=dtype,
+        say=_say,
+    )
+    ranking = reranker.rank(query, images, top_k=top_k, reference=reference, on_error=on_error)  # type: ignore[arg-type]
+    for skipped in ranking.skipped:
+        _say(f"skipped: {skipped.reason}")
+    if as_json:
+        results = [
+            {"rank": place, "index": result.index, "score": result.score, "image": str(result.document)}
+            for place, result in enumerate(ranking, start=1)
+        ]
+        _print_json(
+            {
+                "query": query,
+                "model": model,
+                "method": method,
+                "results": results,
+                "skipped": [{"index": s.index, "reason": s.reason} for s in ranking.skipped],
+                "repairs": ranking.repairs,
+                "pruning": [report.to_dict() for report in ranking.reports],
+            }
+        )
+        return
+    table = Table("rank", "score", title=escape(query), title_justify="left")
+    table.add_column("image", overflow="fold")
+    for place, result in enumerate(ranking, start=1):
+        table.add_row(str(place), f"{result.score:.3f}", escape(str(result.document)))
+    console = Console()
+    console.print(table)
+    if ranking.repairs:
+        console.print(f"the written order had to be mended {ranking.repairs} times")
+    report = ranking.report
+    if report is not None:
+        seconds = sum(sum(r.seconds.values()) for r in ranking.reports)
+        console.print(
+            f"{report.visual_tokens} visual tokens, {report.visual_tokens_left} at the end; "
+            f"{report.flops_saved:.0%} of the decoder's FLOPs and {report.kv_saved:.0%} of its KV cache "
+            f"saved; {seconds:.2f} s"
+        )
+
+
+@app.command()
+def calibrate(
+    model: Annotated[str, typer.Argument(help="A model id or a folder.")],
+    lists: Annotated[
+        str | None,
+        typer.Option(help='Your own lists, JSON lines of {"query": …, "images": [paths]}.'),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Where to write the profile; by default your cache.")
+    ] = None,
+    stages: Annotated[int, typer.Option(help="K: the stages of the schedule that is shown.")] = 4,
+    gap: Annotated[int, typer.Option(help="g: the least distance between its layers.")] = 2,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how concentrated a model's attention is, layer by layer, and keep it as its trust profile."""
+    from radical_rerank.backbones import Backbone
+    from radical_rerank.method import alpha_maximin
+    from radical_rerank.pruning import Profile
+    from radical_rerank.reranking import calibrate as measure
+
+    wanted = list(_read_lists(Path(lists))) if lists else None
+    backbone = Backbone.from_pretrained(model, device=device, dtype=dtype)
+    profile = measure(backbone, wanted, say=_say)
+    path = profile.save(out or Profile.cache_path(backbone.name))
+    schedule = alpha_maximin(profile.layers, profile.alpha, stages, gap=gap)
+    _say(f"saved to {path}")
+    if as_json:
+        _print_json(json.loads(path.read_text(encoding="utf-8")) | {"schedule": schedule})
+        return
+    table = Table(
+        "layer", "H_norm", "alpha", "", title=f"{escape(model)}, {profile.lists} lists", title_justify="left"
+    )
+    assert profile.h_norm is not None
+    for layer, h, alpha in zip(profile.layers, profile.h_norm, profile.alpha, strict=True):
+        bar = "█" * round(20 * alpha) + (" ◄ prunes" if layer in schedule else "")
+        table.add_row(str(layer), f"{h:.4f}", f"{alpha:.2f}", bar)
+    Console().print(table)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the token-reduction methods."""
+    from radical_rerank.pruning import METHODS
+
+    rows = {name: method.summary for name, method in METHODS.items()}
+    if as_json:
+        _print_json([{"name": name, "summary": summary} for name, summary in rows.items()])
+        return
+    table = Table("name", "what it keeps")
+    for name, summary in rows.items():
+        table.add_row(name, summary)
+    Console().print(table)
+
+
+@app.command()
+def demo(as_json: AsJson = False) -> None:
+    """Rank generated pictures with a tiny random model: the machinery, not the quality."""
+    from radical_rerank.demo import run_demo
+
+    run_demo(as_json)
+
+
+def _read_lists(path: Path) -> Iterator[tuple[str, list[str]]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            query, images = record["query"], record["images"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}, line {number}: not a list record: {error!r}") from None
+        if not (isinstance(query, str) and query.strip() and isinstance(images, list) and images):
+            raise InputError(f"{path}, line {number}: needs a query and a list of images")
+        yield query, [str(path.parent / image) for image in images]
+
+
+def _say(line: str) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(escape(line))
+
+
+def _print_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    if not sys.stderr.isatty():  # loading bars are for people
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+    try:
+        app(arguments)
+    except RadicalError as error:
+        _say(f"error: {error}")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

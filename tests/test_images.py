@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from radical_rerank.errors import InputError
+from radical_rerank.reranking import load_image
+
+
+def encoded(image: Image.Image, kind: str, **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def halves(mode: str = "RGB") -> Image.Image:
+    """Left half red, right half blue: 20 x 10."""
+    image = Image.new("RGB", (20, 10), (255, 0, 0))
+    image.paste((0, 0, 255), (10, 0, 20, 10))
+    return image.convert(mode)
+
+
+def test_every_kind_of_document_gives_the_same_picture(tmp_path: Path) -> None:
+    image = halves()
+    png = encoded(image, "PNG")
+    path = tmp_path / "a picture.png"
+    path.write_bytes(png)
+    uri = "data:image/png;base64," + base64.b64encode(png).decode()
+    array = np.asarray(image)
+    documents = [
+        image,
+        png,
+        bytearray(png),
+        path,
+        str(path),
+        uri,
+        array,
+        array / 255.0,
+        array.astype(np.int64),
+    ]
+    for document in documents:
+        loaded = load_image(document)
+        assert loaded.mode == "RGB"
+        assert np.array_equal(np.asarray(loaded), array), type(document)
+
+
+def test_tensors_are_arrays() -> None:
+    import torch
+
+    image = halves()
+    loaded = load_image(torch.from_numpy(np.array(image)))
+    assert np.array_equal(np.asarray(loaded), np.asarray(image))
+
+
+def test_exif_rotation_is_applied() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: rotate by 90° clockwise to see it upright
+    loaded = load_image(encoded(halves(), "JPEG", quality=95, exif=exif.tobytes()))
+    assert loaded.size == (10, 20)
+    top, bottom = np.asarray(loaded)[4, 5], np.asarray(loaded)[15, 5]
+    assert top[0] > 200 > top[2]
+    assert bottom[2] > 200 > bottom[0]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "CMYK", "YCbCr", "LAB", "HSV", "RGBA", "LA"])
+def test_modes(mode: str) -> None:
+    image = halves("RGB").convert("L").convert(mode) if mode == "LA" else _converted(mode)
+    loaded = load_image(image)
+    assert (loaded.mode, loaded.size) == ("RGB", (20, 10))
+
+
+def _converted(mode: str) -> Image.Image:
+    if mode == "LAB":
+        return Image.new("LAB", (20, 10), (120, 128, 128))
+    return halves(mode)
+
+
+def test_cmyk_jpeg_keeps_its_colours() -> None:
+    loaded = np.asarray(load_image(encoded(halves("CMYK"), "JPEG", quality=95)))
+    assert loaded[5, 2, 0] > 150 > loaded[5, 2, 2]
+    assert loaded[5, 17, 2] > 150 > loaded[5, 17, 0]
+
+
+def test_transparency_is_white() -> None:
+    image = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    assert np.asarray(load_image(image))[0, 0].tolist() == [255, 255, 255]
+    palette = Image.new("P", (4, 4), 1)
+    palette.putpalette([0, 0, 0, 9, 9, 9])
+    loaded = load_image(encoded(palette, "PNG", transparency=1))
+    assert np.asarray(loaded)[0, 0].tolist() == [255, 255, 255]
+
+
+def test_sixteen_bits_are_scaled_not_clipped() -> None:
+    ramp = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
+    for document in (encoded(Image.fromarray(ramp), "PNG"), ramp):
+        values = np.asarray(load_image(document))[..., 0].astype(int)
+        assert np.abs(values - np.arange(256).reshape(16, 16)).max() <= 1
+
+
+def test_an_animation_shows_its_first_frame() -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "green", "blue")]
+    gif = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert np.asarray(load_image(gif))[0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (b"", "is empty"),
+        (b"not an image at all", "not in an image format"),
+        ("/no/such/file.png", r"image \(/no/such/file.png\) does not exist"),
+        ("/", "is not a file"),
+        ("data:image/png,abc", "without base64"),
+        ("data:image/png;base64,@@@", "broken base64"),
+        (np.zeros((2, 2, 7)), "shape"),
+        (np.zeros((0, 2)), "shape"),
+        (np.full((2, 2), np.nan), "outside"),
+        (np.full((2, 2), 300), "outside"),
+        (np.array([["a", "b"]]), "no image"),
+        (17, "int"),
+        (None, "NoneType"),
+    ],
+)
+def test_what_is_no_image_is_named(document, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_image(document)
+
+
+def test_truncated_files_are_errors() -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+    for kind in ("PNG", "JPEG", "GIF", "WEBP"):
+        data = encoded(noise, kind)
+        with pytest.raises(InputError, match=r"document 3"):
+            load_image(data[: len(data) // 2], name="document 3")
+
+
+def test_large_images_are_refused_before_they_are_decoded() -> None:
+    for side, message in ((10_000, "10000 x 10000 pixels, more than the limit"), (20_000, "exceeds limit")):
+        bomb = encoded(Image.new("1", (side, side)), "PNG")
+        assert len(bomb) < 100_000
+        with pytest.raises(InputError, match=message):
+            load_image(bomb)
+    with pytest.raises(InputError, match="more than the limit of 100"):
+        load_image(halves(), max_pixels=100)

@@ -1,0 +1,237 @@
+"""Constructor arguments, the registry, layouts and profiles."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from radical_rerank.backbones import layout_of
+from radical_rerank.errors import CalibrationError, InputError, LayoutError
+from radical_rerank.method import STRATEGIES, keep_ratio
+from radical_rerank.pruning import METHODS, Layout, Profile, RaDiCal, Random, build
+from tests.cases import END, IMAGE, PROFILE, START, make_case, model_of
+
+SHAPES = [(6, 8), (5, 5), (8, 6), (4, 4)]
+
+
+def survivors(pruner: RaDiCal) -> list[list[int]]:
+    case = make_case("qwen3_vl", SHAPES, seed=2)
+    model = model_of("qwen3_vl")
+    with torch.no_grad(), pruner.on(model, case.layout) as run:
+        model(**case.inputs)
+    return [record.survivors.tolist() for record in run.records[0]]
+
+
+def test_every_row_of_the_ablation_is_a_constructor_argument() -> None:
+    rows = {
+        "full": RaDiCal(keep=0.3, calibration=PROFILE),
+        "without DTI": RaDiCal(keep=0.3, calibration=PROFILE, alpha=0),
+        "fixed": RaDiCal(keep=0.3, calibration=PROFILE, alpha=0.5),
+        "without maximin": RaDiCal(keep=0.3, calibration=PROFILE, strategy="random"),
+        "without geometric": RaDiCal(keep=0.3, calibration=PROFILE, fusion="arithmetic"),
+        "DTI only": RaDiCal(keep=0.3, calibration=PROFILE, alpha=1),
+        "QRel only": RaDiCal(keep=0.3, calibration=PROFILE, prior="relevance"),
+        "CCU only": RaDiCal(keep=0.3, calibration=PROFILE, prior="uniqueness"),
+        "without scoring": RaDiCal(keep=0.3, calibration=PROFILE, prior="random", alpha=1),
+        "exact": RaDiCal(keep=0.3, calibration=PROFILE, uniqueness="exact"),
+        "raw attention": RaDiCal(keep=0.3, calibration=PROFILE, saliency="attention"),
+    }
+    outcomes = {name: survivors(pruner) for name, pruner in rows.items()}
+    budgets = {tuple(len(stage) for stage in stages) for stages in outcomes.values()}
+    assert len(budgets) == 1
+    assert len({str(stages) for stages in outcomes.values()}) == len(rows)
+    assert survivors(Random(keep=0.3, calibration=PROFILE)) == outcomes["without scoring"]
+
+
+def test_an_attention_free_score_asks_for_no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args, **kwargs):
+        raise AssertionError("attention was computed")
+
+    monkeypatch.setattr("radical_rerank.backbones.engine.row_attention", refuse)
+    survivors(RaDiCal(keep=0.3, calibration=PROFILE, alpha=1))
+    survivors(Random(keep=0.3, calibration=PROFILE))
+    with pytest.raises(AssertionError, match="attention was computed"):
+        survivors(RaDiCal(keep=0.3, calibration=PROFILE))
+
+
+def test_the_prior_is_computed_once_per_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    from radical_rerank.pruning import radical
+
+    original = radical.discriminative_importance
+    monkeypatch.setattr(
+        radical, "discriminative_importance", lambda *a, **k: calls.append(1) or original(*a, **k)
+    )
+    assert len(survivors(RaDiCal(keep=0.3, calibration=PROFILE))) == 4
+    assert len(calls) == 1
+
+
+def test_stages_follow_the_strategy_and_share_the_budget() -> None:
+    for name, strategy in STRATEGIES.items():
+        pruner = RaDiCal(keep=0.2, layers=3, gap=1, strategy=name, seed=5, calibration=PROFILE)
+        stages = pruner.stages(8)
+        expected = strategy(PROFILE.layers, PROFILE.alpha, 3, gap=1, seed=5)
+        assert [stage.layer for stage in stages] == expected
+        assert {stage.keep for stage in stages} == {keep_ratio(0.2, len(expected))}
+        assert {stage.when for stage in stages} == {"before"}
+
+
+def test_published_schedule_of_qwen3_vl_4b() -> None:
+    profile = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
+    assert profile is not None
+    stages = RaDiCal(calibration=profile).stages(36)
+    assert [stage.layer for stage in stages] == [7, 22, 24, 29]
+    assert [profile.alpha_at(stage.layer) for stage in stages] == [0.84, 0.43, 0.22, 0.0]
+    assert all(stage.keep == pytest.approx(0.2**0.25) for stage in stages)
+    with pytest.raises(CalibrationError, match="layer 34, but the model has 28 layers"):
+        RaDiCal(calibration=profile).stages(28)
+    with pytest.raises(CalibrationError, match="nothing about layer 8"):
+        profile.alpha_at(8)
+
+
+def test_without_a_profile_the_error_says_so() -> None:
+    case = make_case("qwen3_vl", SHAPES)
+    with pytest.raises(CalibrationError, match="calibration="):
+        RaDiCal(keep=0.2).on(model_of("qwen3_vl"), case.layout)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keep": 0},
+        {"keep": 1.01},
+        {"keep": "half"},
+        {"strategy": "best"},
+        {"prior": "magic"},
+        {"uniqueness": "some"},
+        {"saliency": "none"},
+        {"fusion": "cold"},
+        {"alpha": 1.5},
+        {"layers": 0},
+        {"gap": 0},
+    ],
+)
+def test_unknown_options_are_refused(options: dict) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        RaDiCal(**options)
+
+
+def test_the_registry() -> None:
+    assert set(METHODS) >= {"radical", "random", "dense"}
+    for name, method in METHODS.items():
+        assert method.summary, name
+        assert isinstance(build(name, keep=0.5), method)
+    with pytest.raises(InputError, match="unknown method 'none'; there are: "):
+        build("none")
+    with pytest.raises(InputError, match="unexpected keyword"):
+        build("dense", colour="red")
+
+
+# Layouts.
+
+
+def test_layout_of_a_prompt_finds_its_images() -> None:
+    model = model_of("qwen3_vl")
+    ids = [1, START, IMAGE, IMAGE, END, 2, START, IMAGE, END, 3, START, IMAGE, IMAGE, IMAGE, END, 4, 5]
+    layout = layout_of(model, torch.tensor(ids), protected=[0])
+    assert layout.protected == (range(2, 4),)
+    assert layout.candidates == (range(7, 8), range(11, 14))
+    assert layout.query == layout.rows == (14, 15, 16)
+    assert layout.positions.tolist() == [7, 11, 12, 13]
+    assert layout.candidate_of.tolist() == [0, 1, 1, 1]
+    assert layout_of(model, ids, query=[15]).query == (15,)
+    with pytest.raises(LayoutError, match="no candidate image"):
+        layout_of(model, [1, 2, 3])
+    with pytest.raises(LayoutError, match="3 images"):
+        layout_of(model, ids, protected=[3])
+    with pytest.raises(LayoutError, match="one prompt"):
+        layout_of(model, torch.tensor([ids]))
+    with pytest.raises(LayoutError, match="no text follows"):
+        layout_of(model, [1, IMAGE, IMAGE])
+
+
+def test_the_context_manager_on_a_stock_model() -> None:
+    """As the README shows it."""
+    model, case = model_of("internvl_qwen3"), make_case("internvl_qwen3", [(1, 1), (2, 1)])
+    layout = layout_of(model, case.inputs["input_ids"][0])
+    assert (layout.length, layout.candidates) == (case.layout.length, case.layout.candidates)
+    with RaDiCal(keep=0.2, calibration=PROFILE).on(model, layout) as run, torch.no_grad():
+        output = model.generate(**case.inputs, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert output.shape[1] > case.layout.length
+    assert run.records[0][-1].after < 0.25 * len(layout.positions)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"candidates": (range(4, 6), range(2, 4))}, "in order"),
+        ({"candidates": (range(2, 2),)}, "not empty"),
+        ({"query": ()}, "no query"),
+        ({"query": (10,)}, "position 10 lies outside"),
+        ({"protected": (range(3, 5),)}, "protected token lies inside"),
+    ],
+)
+def test_impossible_layouts_are_refused(change: dict, message: str) -> None:
+    good = Layout(10, (range(2, 4), range(5, 7)), (8, 9))
+    with pytest.raises(LayoutError, match=message):
+        replace(good, rows=(), **change)
+
+
+# Profiles.
+
+
+def test_profiles_survive_a_round_trip(tmp_path: Path) -> None:
+    path = PROFILE.save(tmp_path / "deep" / "profile.json")
+    assert Profile.load(path) == PROFILE
+    data = json.loads(path.read_text())
+    assert set(data) == {"model", "layers", "h_norm", "alpha", "h_min", "lists", "source"}
+    assert [file.name for file in path.parent.iterdir()] == ["profile.json"]
+
+
+def test_an_interrupted_save_leaves_the_old_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = PROFILE.save(tmp_path / "profile.json")
+    before = path.read_text()
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(json, "dump", stop)
+    with pytest.raises(KeyboardInterrupt):
+        replace(PROFILE, lists=99).save(path)
+    assert path.read_text() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"model": "x"}', '{"model": "x", "layers": [0], "alpha": [2]}']
+)
+def test_broken_profiles_are_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(CalibrationError, match=r"profile"):
+        Profile.load(path)
+
+
+def test_a_model_trained_anew_has_no_profile(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"one")
+    first = Profile.cache_path(str(tmp_path))
+    PROFILE.save(first)
+    assert Profile.find(str(tmp_path)) == PROFILE
+    weights.write_bytes(b"three")
+    assert Profile.cache_path(str(tmp_path)) != first
+    assert Profile.find(str(tmp_path)) is None
+
+
+def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RADICAL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = Profile.cache_path("Some/Model")
+    assert path.parent == tmp_path / "radical-rerank" / "profiles"
+    assert path.name.startswith("Model-")
+    assert Profile.cache_path("Other/Model") != path

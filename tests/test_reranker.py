@@ -1,0 +1,454 @@
+"""From images to rankings, end to end on tiny random models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from radical_rerank import Dense, PromptTemplate, Query, RaDiCal, Reranker, calibrate
+from radical_rerank.backbones import Backbone
+from radical_rerank.backbones.tiny import TINY_FAMILIES
+from radical_rerank.errors import CalibrationError, InputError, ScoringError, UnsupportedModelError
+from radical_rerank.pruning import Profile
+from radical_rerank.reranking.pictures import draw_list
+from tests.cases import PROFILE
+
+
+def pictures(seed: int, count: int) -> tuple[str, list[Image.Image]]:
+    return draw_list(seed, count)[:2]
+
+
+@pytest.fixture(scope="module")
+def reranker(backbone: Backbone) -> Reranker:
+    return Reranker(backbone, "radical", keep=0.2, calibration=PROFILE)
+
+
+# Ranking.
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_list_is_ranked_by_the_identifiers_logits(family: str, backbones: dict[str, Backbone]) -> None:
+    query, images = pictures(1, 7)
+    reranker = Reranker(backbones[family], "radical", keep=0.3, calibration=PROFILE, max_image_tokens=48)
+    ranking = reranker.rank(query, images)
+    assert sorted(ranking.order) == list(range(7))
+    scores = [result.score for result in ranking]
+    assert scores == sorted(scores, reverse=True)
+    assert sum(math.exp(score) for score in scores) == pytest.approx(1, abs=1e-5)
+    assert all(result.document is images[result.index] for result in ranking)
+    assert reranker.rank(query, images).order == ranking.order
+    # Pruning is real: the dense model scores differently.
+    dense = Reranker(backbones[family], "dense", max_image_tokens=48).rank(query, images)
+    assert [r.score for r in dense] != scores
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_dense_equals_the_stock_model_fed_with_pixels(family: str, backbones: dict[str, Backbone]) -> None:
+    """The whole path (cache, prompt, precomputed features) against one plain forward pass."""
+    backbone = backbones[family]
+    query, images = pictures(2, 4)
+    reranker = Reranker(backbone, "dense", max_image_tokens=48)
+    ranking = reranker.rank(query, images)
+    pixels = [backbone.preprocess(image, 48) for image in images]
+    from radical_rerank.reranking.prompt import build_prompt
+
+    sizes = [sum(block.rows * block.columns for block in p.blocks) for p in pixels]
+    prompt = build_prompt(backbone, reranker.template, query, sizes)
+    inputs = {"input_ids": torch.tensor([prompt.ids]), "pixel_values": torch.cat([p.values for p in pixels])}
+    if family.startswith("qwen"):
+        inputs["image_grid_thw"] = torch.tensor([p.grid for p in pixels])
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == backbone.image_token_id).int()
+    with torch.no_grad():
+        logits = backbone.model(**inputs).logits[0, -1]
+    expected = logits[prompt.identifiers].log_softmax(-1)
+    actual = torch.tensor([score for _, score in sorted((r.index, r.score) for r in ranking)])
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
+def test_top_k(reranker: Reranker) -> None:
+    query, images = pictures(3, 6)
+    assert reranker.rank(query, images, top_k=2).order == reranker.rank(query, images).order[:2]
+    assert len(reranker.rank(query, images, top_k=99)) == 6
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("method", ["radical", "random", "dense"])
+def test_batches_give_the_rankings_of_single_lists(
+    method: str, family: str, backbones: dict[str, Backbone]
+) -> None:
+    options = {} if method == "dense" else {"calibration": PROFILE}
+    reranker = Reranker(backbones[family], method, keep=0.3, max_image_tokens=32, **options)
+    lists = [
+        (Query(query, images[0]) if n % 3 == 2 else query, images)
+        for n, (query, images) in ((n, pictures(n, 2 + 2 * n)) for n in range(5))
+    ]
+    lists.insert(2, ("red", []))
+    lists.insert(3, ("red", lists[0][1][:1]))
+    alone = [reranker.rank(query, images) for query, images in lists]
+    for batch_size in (2, 7):
+        together = list(reranker.rank_many(lists, batch_size=batch_size))
+        for a, b in zip(alone, together, strict=True):
+            assert a.order == b.order
+            assert [r.score for r in a] == pytest.approx([r.score for r in b], abs=1e-4)
+            assert [s.survivors for r in a.reports for s in r.stages] == [
+                s.survivors for r in b.reports for s in r.stages
+            ]
+
+
+def test_composed_queries_protect_the_reference(backbone: Backbone) -> None:
+    query, images = pictures(4, 5)
+    reranker = Reranker(backbone, RaDiCal(keep=0.1, calibration=PROFILE))
+    plain = reranker.rank(query, images).report
+    composed = reranker.rank(query, images, reference=images[2])
+    report = composed.report
+    assert plain is not None
+    assert report is not None
+    assert report.visual_tokens == plain.visual_tokens  # the reference's are not among them
+    own = report.tokens - report.visual_tokens
+    assert own - (plain.tokens - plain.visual_tokens) > 40  # but they are in the prompt
+    assert report.tokens_per_layer[-1] == own + report.visual_tokens_left
+    as_query = reranker.rank(Query(query, images[2]), images)
+    assert as_query.order == composed.order
+    with pytest.raises(InputError, match="not both"):
+        reranker.rank(Query(query, images[2]), images, reference=images[2])
+
+
+def test_more_candidates_than_letters_go_through_windows(backbone: Backbone) -> None:
+    query, images = pictures(5, 70)
+    reranker = Reranker(backbone, "radical", calibration=PROFILE, max_image_tokens=16)
+    ranking = reranker.rank(query, images)
+    assert sorted(ranking.order) == list(range(70))
+    scores = [result.score for result in ranking]
+    assert scores == sorted(scores, reverse=True)
+    assert len(ranking.reports) == 2
+    assert len(ranking.reports[0].candidates) == len(ranking.reports[1].candidates) == 52
+    small = Reranker(backbone, "dense", window=8, stride=4, max_image_tokens=16)
+    query, images = pictures(6, 20)
+    ranking = small.rank(query, images)
+    assert sorted(ranking.order) == list(range(20))
+    assert len(ranking.reports) == 4
+    # The last window decided the front: its own list, ranked alone, gives the same order.
+    front = ranking.report.candidates
+    alone = small.rank(query, [images[i] for i in front])
+    assert [front[i] for i in alone.order] == ranking.order[:8]
+
+
+def test_the_vision_cache_spares_the_encoder(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    encode = backbone.encode
+
+    def counted(pixels):
+        encoded.append(len(pixels))
+        return encode(pixels)
+
+    monkeypatch.setattr(backbone, "encode", counted)
+    query, images = pictures(7, 6)
+    reranker = Reranker(backbone, "dense")
+    first = reranker.rank(query, images)
+    again = reranker.rank(query, [image.copy() for image in images])
+    assert encoded == [6, 0]
+    assert [r.score for r in first] == pytest.approx([r.score for r in again], abs=1e-6)
+    # One image twice in a list, and in two lists of a batch, is encoded once.
+    fresh = Reranker(backbone, "dense")
+    list(fresh.rank_many([(query, [images[0], images[0], images[1]]), (query, images[:3])], batch_size=2))
+    assert encoded[2:] == [3]
+    none = Reranker(backbone, "dense", vision_cache_bytes=0)
+    none.rank(query, images[:2])
+    none.rank(query, images[:2])
+    assert encoded[3:] == [2, 2]
+    other = Reranker(backbone, "dense", max_image_tokens=9)
+    other.vision_cache = reranker.vision_cache  # another resolution is another entry
+    other.rank(query, images)
+    assert encoded[-1] == 6
+
+
+def test_the_model_may_write_the_order(
+    backbones: dict[str, Backbone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = backbones["qwen3_vl"]
+    query, images = pictures(8, 4)
+    reranker = Reranker(backbone, "radical", calibration=PROFILE, scorer="generate", max_new_tokens=12)
+    written: list[str] = []
+    write = backbone.write
+
+    def overheard(inputs, limit):
+        written.extend(write(inputs, limit))
+        # A random model writes noise; what it wrote stays in front of an order that can be read.
+        return [f"{written[-1]} C > A > A > B"]
+
+    monkeypatch.setattr(backbone, "write", overheard)
+    ranking = reranker.rank(query, images)
+    assert written[0]
+    assert len(written[0].split()) <= 12
+    assert sorted(ranking.order) == [0, 1, 2, 3]
+    assert ranking.repairs > 0
+    assert [r.score for r in ranking] == [1, 1 / 2, 1 / 3, 1 / 4]
+    monkeypatch.setattr(backbone, "write", lambda inputs, limit: ["nothing of use"])
+    with pytest.raises(ScoringError, match="no identifier"):
+        reranker.rank(query, images)
+
+
+def test_what_is_written_under_pruning_is_what_generate_writes(backbone: Backbone) -> None:
+    query, images = pictures(9, 5)
+    pruner = RaDiCal(keep=0.2, calibration=PROFILE)
+    reranker = Reranker(backbone, pruner, scorer="generate", max_new_tokens=10)
+    texts: list[str] = []
+    write = backbone.write
+    backbone.write = lambda inputs, limit: texts.extend(write(inputs, limit)) or ["A"]  # type: ignore
+    try:
+        reranker.rank(query, images)
+    finally:
+        del backbone.write
+    from radical_rerank.reranking.prompt import build_prompt
+
+    features = backbone.encode([backbone.preprocess(image, 384) for image in images])
+    sizes = [len(f.tokens) for f in features]
+    prompt = build_prompt(backbone, reranker.template, query, sizes, generate=True)
+    with pruner.on(backbone.model, prompt.layout):
+        expected = write(backbone.inputs([prompt.ids], features), 10)
+    assert texts == expected
+
+
+# The report.
+
+
+def test_the_report_adds_up(reranker: Reranker) -> None:
+    query, images = pictures(10, 8)
+    report = reranker.rank(query, images).report
+    assert report is not None
+    assert report.method == "RaDiCal"
+    assert report.candidates == list(range(8))
+    sizes = [sum(b.rows * b.columns for b in blocks) for blocks in report.blocks]
+    assert sum(sizes) == report.visual_tokens
+    alive = report.visual_tokens
+    for stage in report.stages:
+        assert stage.before == alive
+        assert stage.after == math.ceil(round(0.2**0.25 * alive, 9))
+        alive = stage.after
+        assert stage.alpha == PROFILE.alpha_at(stage.layer)
+        assert sum(len(tokens) for tokens in stage.survivors) == stage.after
+        for tokens, size in zip(stage.survivors, sizes, strict=True):
+            assert tokens == sorted(set(tokens))
+            assert all(0 <= token < size for token in tokens)
+    assert report.visual_tokens_left == alive
+    assert 0 < report.flops_saved < 1
+    assert 0 < report.kv_saved < report.flops_saved
+    mean = sum(report.tokens_per_layer) / len(report.tokens_per_layer)
+    assert report.kv_saved == pytest.approx(1 - mean / report.tokens)
+    assert set(report.seconds) == {"preprocess", "vision", "prior", "selection", "decoder", "scoring"}
+    assert all(seconds >= 0 for seconds in report.seconds.values())
+    short, long = report.to_dict(), report.to_dict(survivors=True)
+    assert "blocks" not in short
+    assert "survivors" not in short["stages"][0]
+    assert long["stages"][0]["survivors"] == report.stages[0].survivors
+    import json
+
+    json.dumps(long)
+
+
+def test_a_dense_report_saves_nothing(backbone: Backbone) -> None:
+    report = Reranker(backbone, Dense()).rank(*pictures(11, 3)).report
+    assert report is not None
+    assert (report.stages, report.flops_saved, report.kv_saved) == ([], 0, 0)
+
+
+# Calibration.
+
+
+def test_a_profile_is_measured_once_said_and_kept(backbone: Backbone, private_cache: Path) -> None:
+    said: list[str] = []
+    query, images = pictures(12, 4)
+    reranker = Reranker(backbone, "radical", say=said.append)
+    assert reranker.calibration is None
+    ranking = reranker.rank(query, images)
+    assert said[0].startswith("no trust profile of")
+    assert any("list 8 of 8" in line for line in said)
+    path = Profile.cache_path(backbone.name)
+    assert private_cache in path.parents
+    assert path.is_file()
+    assert reranker.calibration == Profile.load(path)
+    other = Reranker(backbone, "radical", say=said.append)
+    count = len(said)
+    assert other.rank(query, images).order == ranking.order
+    assert len(said) == count
+
+
+def test_calibration_on_own_lists_is_the_mean_over_lists(backbone: Backbone) -> None:
+    lists = [pictures(seed, 5) for seed in (1, 2)]
+    each = [calibrate(backbone, [one]) for one in lists]
+    both = calibrate(Reranker(backbone, "dense"), lists)
+    assert both.lists == 2
+    assert both.h_norm is not None
+    for layer, value in enumerate(both.h_norm):
+        assert value == pytest.approx(sum(p.h_norm[layer] for p in each) / 2)
+    assert both.h_min == min(both.h_norm)
+    assert min(both.alpha) == 0
+    expected = [(h - both.h_min) / (1 - both.h_min) for h in both.h_norm]
+    assert list(both.alpha) == pytest.approx(expected)
+    with pytest.raises(CalibrationError, match="at least one list"):
+        calibrate(backbone, [])
+
+
+def test_a_profile_beside_the_model_is_used(backbone: Backbone, tmp_path: Path, tiny_folders) -> None:
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folders["qwen3_vl"], folder)
+    PROFILE.save(folder / "radical_profile.json")
+    reranker = Reranker.from_pretrained(folder)
+    reranker.rank(*pictures(13, 3))
+    assert reranker.calibration == PROFILE
+
+
+# Bad input.
+
+
+def test_few_candidates(reranker: Reranker) -> None:
+    query, images = pictures(14, 1)
+    empty = reranker.rank(query, [])
+    assert (len(empty), empty.report, list(empty)) == (0, None, [])
+    single = reranker.rank(query, images)
+    assert (single.order, single[0].score, single[0].document) == ([0], 0.0, images[0])
+
+
+def test_unusable_documents_are_named_or_skipped(reranker: Reranker, tmp_path: Path) -> None:
+    query, images = pictures(15, 3)
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    documents = [images[0], broken, images[1], tmp_path / "missing.png", images[2]]
+    with pytest.raises(InputError, match=r"document 1 .*broken.png"):
+        reranker.rank(query, documents)
+    ranking = reranker.rank(query, documents, on_error="skip")
+    assert sorted(ranking.order) == [0, 2, 4]
+    assert [s.index for s in ranking.skipped] == [1, 3]
+    assert "missing.png) does not exist" in ranking.skipped[1].reason
+    assert [documents[i] for i in ranking.order] == [r.document for r in ranking]
+    rest = reranker.rank(query, images)
+    assert [[0, 2, 4][i] for i in rest.order] == ranking.order
+    nothing = reranker.rank(query, [broken], on_error="skip")
+    assert (len(nothing), len(nothing.skipped)) == (0, 1)
+    with pytest.raises(InputError, match="the reference image"):
+        reranker.rank(query, images, reference=broken, on_error="skip")
+
+
+@pytest.mark.parametrize("query", ["", "   ", "\n\t"])
+def test_an_empty_query_is_refused(reranker: Reranker, query: str) -> None:
+    with pytest.raises(InputError, match="the query is empty"):
+        reranker.rank(query, pictures(1, 2)[1])
+
+
+def test_options_out_of_range_are_refused(backbone: Backbone) -> None:
+    images = pictures(1, 2)[1]
+    for keep in (0, -0.1, 1.1, float("nan")):
+        with pytest.raises(InputError, match="keep must lie in"):
+            Reranker(backbone, "radical", keep=keep)
+    for options, message in (
+        ({"method": "magic"}, "unknown method 'magic'"),
+        ({"scorer": "guess"}, "scorer must be one of"),
+        ({"window": 53}, "window"),
+        ({"window": 10, "stride": 10}, "stride"),
+        ({"max_image_tokens": 0}, "max_image_tokens"),
+        ({"temperature": 1}, "method 'radical'.*temperature"),
+        ({"method": Dense(), "keep": 0.5}, "belong to the Pruner"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Reranker(backbone, **options)
+    reranker = Reranker(backbone, "dense")
+    with pytest.raises(InputError, match="top_k"):
+        reranker.rank("red", images, top_k=0)
+    with pytest.raises(InputError, match="on_error"):
+        reranker.rank("red", images, on_error="ignore")
+    with pytest.raises(InputError, match="batch_size"):
+        reranker.rank_many([], batch_size=0)
+    with pytest.raises(InputError, match="not a single one"):
+        reranker.rank("red", "picture.png")
+
+
+def test_logits_that_are_not_finite_are_an_error(tiny_folders) -> None:
+    backbone = Backbone.from_pretrained(tiny_folders["internvl_llama"])
+    with torch.no_grad():
+        backbone.model.lm_head.weight[:] = float("nan")
+    with pytest.raises(ScoringError, match="not finite"):
+        Reranker(backbone, "dense").rank(*pictures(1, 3))
+
+
+def test_models_that_cannot_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no folder"):
+        Reranker.from_pretrained(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="cannot load the model"):
+        Reranker.from_pretrained(tmp_path / "empty")
+    with pytest.raises(InputError, match="unknown dtype"):
+        Reranker.from_pretrained(tmp_path / "empty", dtype="float99")
+    with pytest.raises(InputError, match="unknown method"):
+        Reranker.from_pretrained(tmp_path / "empty", method="magic")
+    from transformers import LlamaConfig
+
+    LlamaConfig(hidden_size=64).save_pretrained(tmp_path / "llama")
+    with pytest.raises(UnsupportedModelError, match="'llama' is not supported"):
+        Reranker.from_pretrained(tmp_path / "llama")
+
+
+def test_an_error_in_one_list_leaves_the_reranker_usable(reranker: Reranker) -> None:
+    query, images = pictures(16, 4)
+    before = reranker.rank(query, images)
+    with pytest.raises(InputError):
+        list(reranker.rank_many([(query, images), ("", images)]))
+    assert reranker.rank(query, images).order == before.order
+
+
+def test_results_come_as_they_are_ready(reranker: Reranker) -> None:
+    query, images = pictures(17, 3)
+
+    def lists():
+        yield query, images
+        raise KeyboardInterrupt
+
+    results = reranker.rank_many(lists())
+    assert len(next(results)) == 3
+    with pytest.raises(KeyboardInterrupt):
+        next(results)
+
+
+def test_progress_goes_to_stderr(reranker: Reranker, capsys: pytest.CaptureFixture[str]) -> None:
+    list(reranker.rank_many([pictures(1, 2)] * 2, progress=True))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "ranking" in captured.err
+
+
+def test_templates_can_be_replaced(backbone: Backbone) -> None:
+    shipped = PromptTemplate.load("qwen3_vl")
+    query, images = pictures(18, 4)
+    default = Reranker(backbone, "dense").rank(query, images)
+    other = Reranker(backbone, "dense", template=replace(shipped, intro="images : ")).rank(query, images)
+    assert default.report is not None
+    assert other.report is not None
+    assert default.report.tokens != other.report.tokens
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "internvl_qwen2"])
+def test_half_precision_ranks_alike(family: str, tiny_folders) -> None:
+    """bfloat16 weights run through every stage; scores agree with float32 to bfloat16's own precision."""
+    query, images = pictures(19, 5)
+    scores = {}
+    for dtype in ("float32", "bfloat16"):
+        reranker = Reranker.from_pretrained(
+            tiny_folders[family],
+            RaDiCal(keep=0.9, schedule=(3,), alpha=1.0),
+            dtype=dtype,
+            max_image_tokens=48,
+        )
+        assert reranker.backbone.model.dtype == getattr(torch, dtype)
+        ranking = reranker.rank(query, images)
+        scores[dtype] = [score for _, score in sorted((r.index, r.score) for r in ranking)]
+    assert scores["bfloat16"] == pytest.approx(scores["float32"], abs=0.15)
+    fused = Reranker.from_pretrained(tiny_folders[family], dtype="bfloat16", calibration=PROFILE, keep=0.1)
+    report = fused.rank(query, images).report
+    assert report is not None
+    assert report.visual_tokens_left < 0.2 * report.visual_tokens
