@@ -34,6 +34,9 @@ class Run:
         self._text = text_model(model)
         self._base = base_model(model)
         self._layers = list(self._text.layers)
+        devices = {parameter.device for parameter in self._text.parameters()}
+        if len(devices) > 1:
+            raise UnsupportedModelError(f"the decoder lies on several devices: {sorted(map(str, devices))}")
         self._pruner = pruner
         self._layouts = list(layouts)
         self._stages = _by_place(pruner.stages(len(self._layers)), len(self._layers))
