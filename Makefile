@@ -6,8 +6,6 @@ STAMP  := $(VENV)/.installed
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
-# Idle threads must not spin: with anything else on the cores a pass takes several times longer.
-export OMP_WAIT_POLICY := passive
 
 .PHONY: demo test lint type clean
 
