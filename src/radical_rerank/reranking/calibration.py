@@ -55,7 +55,7 @@ def calibrate(
     if lists is None:
         lists = [draw_list(seed, CALIBRATION_CANDIDATES)[:2] for seed in range(CALIBRATION_LISTS)]
         source = f"{CALIBRATION_LISTS} lists of {CALIBRATION_CANDIDATES} generated pictures"
-    template = getattr(model, "template", None) or PromptTemplate.load(backbone.model.config.model_type)
+    template = getattr(model, "template", None) or PromptTemplate.of(backbone)
     max_image_tokens = getattr(model, "max_image_tokens", 384)
     total = f" of {len(lists)}" if isinstance(lists, Sequence) else ""
     probe = EntropyProbe()

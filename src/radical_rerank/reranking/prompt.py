@@ -15,6 +15,7 @@ from radical_rerank.backbones import Backbone
 from radical_rerank.errors import InputError
 from radical_rerank.pruning import Layout
 
+FILE_NAME = "radical_template.json"
 IDENTIFIERS = string.ascii_uppercase + string.ascii_lowercase
 """One token each in every supported tokenizer, unlike numbers ("10" is two)"""
 
@@ -53,6 +54,12 @@ class PromptTemplate:
             missing = [field for field in needed if getattr(self, name).count(field) != 1]
             if missing:
                 raise InputError(f"prompt template: {name} must contain {missing[0]} exactly once")
+
+    @classmethod
+    def of(cls, backbone: Backbone) -> PromptTemplate:
+        """The model's own template, if its folder holds one, else its family's."""
+        own = Path(backbone.name) / FILE_NAME
+        return cls.load(own if own.is_file() else backbone.model.config.model_type)
 
     @classmethod
     def load(cls, source: str | Path | dict[str, str]) -> PromptTemplate:

@@ -158,7 +158,7 @@ class Reranker:
             self.pruner = build(method, **options, **({} if keep is None else {"keep": keep}))
         self.scorer = scorer
         if not isinstance(template, PromptTemplate):
-            template = PromptTemplate.load(template or backbone.model.config.model_type)
+            template = PromptTemplate.of(backbone) if template is None else PromptTemplate.load(template)
         self.template = template
         self.window, self.stride = window, stride
         self.max_image_tokens, self.max_pixels = max_image_tokens, max_pixels

@@ -1,0 +1,285 @@
+"""Lists, galleries, composed queries and questions, each drawn from a seed.
+
+The same seed gives the same data, byte for byte; splits never share a seed's stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from PIL import Image
+
+from radical_rerank.scenes.drawing import (
+    IMAGE_SIZES,
+    SPLITS,
+    Scene,
+    random_background,
+    random_oddity,
+    render,
+)
+from radical_rerank.scenes.world import (
+    COLOURS,
+    GRID,
+    PLACES,
+    RELATIONS,
+    SHAPES,
+    Description,
+    Phrase,
+    Thing,
+    stands,
+)
+
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True)
+class SceneList:
+    """Candidates and descriptions, each of which exactly one candidate matches (`targets`)."""
+
+    scenes: tuple[Scene, ...]
+    descriptions: tuple[Description, ...]
+    targets: tuple[int, ...]
+
+    @cached_property
+    def rendered(self) -> list[tuple[Image.Image, np.ndarray]]:
+        return [render(scene) for scene in self.scenes]
+
+    @property
+    def images(self) -> list[Image.Image]:
+        return [image for image, _ in self.rendered]
+
+
+def stream(split: str, kind: int, seed: int) -> Rng:
+    """The random stream of one item of one split."""
+    return np.random.default_rng([SPLITS.index(split), kind, seed])
+
+
+def make_list(split: str, seed: int, count: int, *, queries: int = 1, similarity: float = 0.7) -> SceneList:
+    """`count` scenes that share their large things, and descriptions that one scene each matches.
+
+    similarity (0 … 1): how small the pool of small things is, how often a scene is another one's twin
+    (the same things elsewhere), how often background and layout are shared.
+    """
+    rng = stream(split, 0, seed)
+    while True:
+        scenes, shared = _candidates(rng, split, count, similarity)
+        descriptions: dict[str, tuple[Description, int]] = {}
+        for _ in range(12 * queries):
+            if len(descriptions) == queries:
+                break
+            target = int(rng.integers(count))
+            description = _describe(rng, scenes[target].things, shared)
+            if description is None or description.text() in descriptions:
+                continue
+            if [s for s, scene in enumerate(scenes) if description.matches(scene.things)] == [target]:
+                descriptions[description.text()] = (description, target)
+        if len(descriptions) == queries:
+            chosen = list(descriptions.values())
+            return SceneList(tuple(scenes), tuple(d for d, _ in chosen), tuple(t for _, t in chosen))
+        # Too alike for so many descriptions: draw the scenes again, a little less alike.
+        similarity *= 0.9
+
+
+def _candidates(rng: Rng, split: str, count: int, similarity: float) -> tuple[list[Scene], list[Thing]]:
+    side = round(6 - 2.2 * similarity + (count > 12) * 0.4)
+    colours = [str(c) for c in rng.permutation(COLOURS)[: min(side, 8)]]
+    shapes = [str(s) for s in rng.permutation(SHAPES)[: min(side, 8)]]
+    large = _large(rng, 1 + int(rng.random() < 0.25))
+    background = random_background(rng)
+    scenes: list[Scene] = []
+    for _ in range(count):
+        if scenes and rng.random() < 0.3 * similarity:  # a twin: the same things elsewhere
+            things = [replace(t) for t in scenes[int(rng.integers(len(scenes)))].things if t.size == "small"]
+        else:
+            things = _small(rng, colours, shapes, int(rng.integers(2, 4)))
+        placed = _place(rng, large, things, same_layout=rng.random() < similarity)
+        scenes.append(_scene(rng, split, placed, background if rng.random() < similarity else None))
+    return scenes, large
+
+
+def _large(rng: Rng, count: int) -> list[Thing]:
+    corners = [(0, 0), (2, 2), (2, 0), (0, 2)]
+    order = rng.permutation(2) if count > 1 else rng.permutation(4)
+    shapes, colours = rng.permutation(SHAPES), rng.permutation(COLOURS)
+    return [Thing(str(shapes[i]), str(colours[i]), "large", corners[int(order[i])]) for i in range(count)]
+
+
+def _small(rng: Rng, colours: Sequence[str], shapes: Sequence[str], count: int) -> list[Thing]:
+    kinds = [(c, s) for c in colours for s in shapes]
+    chosen = rng.permutation(len(kinds))[:count]
+    return [Thing(kinds[i][1], kinds[i][0], "small", (0, 0)) for i in chosen]
+
+
+def _place(rng: Rng, large: Sequence[Thing], small: Sequence[Thing], *, same_layout: bool) -> list[Thing]:
+    """Put the large things where they are (or move the first elsewhere), the small ones into free slots."""
+    placed = list(large)
+    if not same_layout and len(large) == 1:
+        placed = [replace(large[0], slot=(int(rng.integers(3)), int(rng.integers(3))))]
+    taken = frozenset().union(*(thing.slots for thing in placed))
+    free = [(x, y) for x in range(GRID) for y in range(GRID) if (x, y) not in taken]
+    order = rng.permutation(len(free))
+    return placed + [replace(thing, slot=free[order[i]]) for i, thing in enumerate(small)]
+
+
+def _scene(rng: Rng, split: str, things: Sequence[Thing], background: int | None = None) -> Scene:
+    width, height = IMAGE_SIZES[int(rng.integers(len(IMAGE_SIZES)))]
+    taken = frozenset().union(*(thing.slots for thing in things))
+    free = [(x, y) for x in range(GRID) for y in range(GRID) if (x, y) not in taken]
+    order = rng.permutation(len(free))
+    odd = [(random_oddity(rng), free[order[i]]) for i in range(min(int(rng.integers(1, 3)), len(free)))]
+    return Scene(
+        width,
+        height,
+        tuple(things),
+        random_background(rng) if background is None else background,
+        int(rng.integers(1 << 31)),
+        split,
+        tuple(odd),
+    )
+
+
+def _describe(rng: Rng, things: Sequence[Thing], shared: Sequence[Thing]) -> Description | None:
+    """A true description of one or two small things."""
+    small = [thing for thing in things if thing.size == "small"]
+    order = rng.permutation(len(small))
+    first = small[order[0]]
+    two = len(small) > 1 and rng.random() < 0.75
+    phrases = [_phrase(rng, first, place=0.55 if not two else 0.15)]
+    relation = None
+    if two:
+        second = small[order[1]]
+        phrases.append(_phrase(rng, second, place=0.15))
+        if rng.random() < 0.2:
+            true = [r for r in RELATIONS if stands(first, r, second)]
+            if true:
+                relation = str(rng.choice(true))
+                phrases = [replace(phrase, place=None) for phrase in phrases]
+    mention = None
+    if shared and rng.random() < 0.3:
+        thing = shared[int(rng.integers(len(shared)))]
+        mention = Phrase(thing.colour, thing.shape, "large")
+    description = Description(tuple(phrases), relation, mention)
+    return description if description.matches(things) else None
+
+
+def _phrase(rng: Rng, thing: Thing, *, place: float) -> Phrase:
+    where = None
+    if rng.random() < place and thing.places():
+        where = str(rng.choice(sorted(thing.places(), key=PLACES.index)))
+    return Phrase(thing.colour, thing.shape, "small" if rng.random() < 0.3 else None, where)
+
+
+# Composed queries.
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A reference scene, a change in words, and candidates of which one shows the reference after it."""
+
+    reference: Scene
+    text: str
+    changed: Phrase
+    scenes: tuple[Scene, ...]
+    target: int
+
+
+def make_composed(split: str, seed: int, count: int) -> Composed:
+    """Negatives show the reference unchanged, changed otherwise, or changed rightly but not the reference."""
+    rng = stream(split, 1, seed)
+    large = _large(rng, 1)
+    colours, shapes = [str(c) for c in rng.permutation(COLOURS)], [str(s) for s in rng.permutation(SHAPES)]
+    small = [
+        Thing(shapes[i], colours[int(rng.integers(5))], "small", (0, 0))
+        for i in range(int(rng.integers(2, 4)))
+    ]
+    placed = _place(rng, large, small, same_layout=True)
+    reference = _scene(rng, split, placed)
+    things = [thing for thing in placed if thing.size == "small"]
+    old = things[int(rng.integers(len(things)))]
+    new = replace(old, colour=str(rng.choice([c for c in COLOURS if c != old.colour])))
+    wanted = _kinds([new if thing == old else thing for thing in things])
+    pool: list[list[Thing]] = []
+
+    def other_colour(thing: Thing, *banned: str) -> Thing:
+        return replace(
+            thing, colour=str(rng.choice([c for c in colours[:6] if c not in (thing.colour, *banned)]))
+        )
+
+    while len(pool) < count - 1:
+        draw = rng.random()
+        rest = [thing for thing in things if thing != old]
+        if draw < 0.08:
+            variant = things
+        elif draw < 0.4:
+            variant = [other_colour(old, new.colour), *rest]
+        elif draw < 0.6:
+            victim = rest[int(rng.integers(len(rest)))]
+            variant = [old, *(replace(t, colour=new.colour) if t == victim else t for t in rest)]
+        elif draw < 0.85:
+            victim = rest[int(rng.integers(len(rest)))]
+            variant = [new, *(other_colour(t) if t == victim else t for t in rest)]
+        else:
+            variant = _small(rng, colours[:5], shapes[:5], len(things))
+        if _kinds(variant) != wanted:
+            pool.append(list(variant))
+    candidates = [*pool, [new if thing == old else thing for thing in things]]
+    order = [int(i) for i in rng.permutation(count)]
+    scenes = []
+    for number in order:
+        variant = candidates[number]
+        moved = variant if rng.random() < 0.5 else _place(rng, large, variant, same_layout=True)[len(large) :]
+        if len({thing.slot for thing in moved}) < len(moved) or moved[0].slot == (0, 0):
+            moved = _place(rng, large, variant, same_layout=True)[len(large) :]
+        scenes.append(_scene(rng, split, [*placed[: len(large)], *moved]))
+    text = f"the {old.shape} is {new.colour} instead of {old.colour}"
+    target = order.index(count - 1)
+    return Composed(reference, text, Phrase(new.colour, new.shape), tuple(scenes), target)
+
+
+def _kinds(things: Sequence[Thing]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((thing.colour, thing.shape) for thing in things))
+
+
+# Questions about one scene.
+
+
+@dataclass(frozen=True)
+class Question:
+    scene: Scene
+    text: str
+    answer: str
+    phrase: Phrase
+
+
+def make_questions(split: str, seed: int, count: int = 1) -> list[Question]:
+    """Questions about one scene: "is there a red star ?" and "what colour is the star ?"."""
+    rng = stream(split, 2, seed)
+    colours, shapes = [str(c) for c in rng.permutation(COLOURS)], [str(s) for s in rng.permutation(SHAPES)]
+    small = [
+        Thing(shapes[i], colours[int(rng.integers(8))], "small", (0, 0))
+        for i in range(int(rng.integers(2, 5)))
+    ]
+    large = [replace(thing, shape=shapes[7]) for thing in _large(rng, 1)]
+    scene = _scene(rng, split, _place(rng, large, small, same_layout=True))
+    questions: list[Question] = []
+    while len(questions) < count:
+        thing = scene.things[int(rng.integers(len(scene.things)))]
+        if rng.random() < 0.3:
+            phrase = Phrase(None, thing.shape)
+            questions.append(Question(scene, f"what colour is the {thing.shape} ?", thing.colour, phrase))
+            continue
+        yes = rng.random() < 0.5
+        phrase = Phrase(thing.colour, thing.shape)
+        if not yes:
+            change = rng.random() < 0.5
+            phrase = replace(
+                phrase,
+                **({"colour": str(rng.choice(COLOURS))} if change else {"shape": str(rng.choice(SHAPES))}),
+            )
+            if any(phrase.fits(t) for t in scene.things):
+                continue
+        questions.append(Question(scene, f"is there {phrase.text()} ?", "yes" if yes else "no", phrase))
+    return questions

@@ -1,0 +1,377 @@
+"""Training the embedded model from scratch, on two CPU cores.
+
+Stage A teaches the vision tower to write what a cell shows in the space of the words. Stage B freezes it
+and teaches the decoder to rank: cross-entropy among the identifiers, with helper losses that show it
+where to look and fade out towards the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from radical_rerank.backbones.probe import project
+from radical_rerank.scenes.batches import (
+    GROUPS,
+    WORDS,
+    Ask,
+    Batch,
+    Packed,
+    collate,
+    encode_images,
+    label_cells,
+    phrase_end,
+    shown_by,
+)
+from radical_rerank.scenes.drawing import Scene, random_background, render
+from radical_rerank.scenes.lists import (
+    Composed,
+    Question,
+    SceneList,
+    make_composed,
+    make_list,
+    make_questions,
+    stream,
+)
+from radical_rerank.scenes.lists import _place as place_things
+from radical_rerank.scenes.lists import _scene as compose_scene
+from radical_rerank.scenes.model import LETTERS, MARK
+from radical_rerank.scenes.muon import Muon
+from radical_rerank.scenes.world import COLOURS, SHAPES, Thing
+
+TOKEN_NORM = 1.5
+
+
+# Stage A: what a cell shows.
+
+
+def crowded_scene(split: str, seed: int) -> Scene:
+    """Many small things and perhaps a large one: much to learn from one picture."""
+    rng = stream(split, 9, seed)
+    large = []
+    if rng.random() < 0.6:
+        slot = (int(rng.integers(3)), int(rng.integers(3)))
+        large = [Thing(str(rng.choice(SHAPES)), str(rng.choice(COLOURS)), "large", slot)]
+    small = [
+        Thing(str(rng.choice(SHAPES)), str(rng.choice(COLOURS)), "small", (0, 0))
+        for _ in range(int(rng.integers(4, 9)))
+    ]
+    return compose_scene(
+        rng, split, place_things(rng, large, small, same_layout=True), random_background(rng)
+    )
+
+
+def word_ids(tokenizer: Any, words: Sequence[str]) -> Tensor:
+    return torch.tensor([tokenizer.convert_tokens_to_ids(MARK + word) for word in words])
+
+
+def alignment_loss(
+    tokens: Tensor, embedding: Tensor, labels: Tensor, dominant: Tensor, kinds: Tensor
+) -> tuple[Tensor, dict[str, float]]:
+    """tokens (M, d), embedding (words, d), labels (M, words) in {1, 0, -1}, dominant (M,), kinds (M, 3): the
+    colour, shape and size number of the dominant thing.
+
+    Words that a cell shows are pulled to a cosine of 0.4 (five orthogonal words can share 0.447 each); words
+    that it does not show are pulled to 0, not below: relevance is max(cos, 0), and must stay alive.
+    """
+    cosine = normalize(tokens, dim=-1) @ normalize(embedding, dim=-1).T
+    shown, absent = labels == 1, labels == 0
+    positive = ((0.42 - cosine[shown]).clamp(min=0) ** 2).mean()
+    negative = (cosine[absent] ** 2).mean()
+    has = dominant >= 0
+    loss = 4 * positive + 6 * negative
+    facts = {}
+    for column, (name, group) in enumerate(GROUPS.items()):
+        logits = 12 * cosine[has][:, group]
+        loss = loss + cross_entropy(logits, kinds[has, column])
+        facts[name] = float((logits.argmax(-1) == kinds[has, column]).float().mean())
+    return loss, facts
+
+
+def alignment_batch(model: Any, tokenizer: Any, scenes: Sequence[Scene]) -> tuple[Tensor, dict[str, float]]:
+    pictures = [render(scene) for scene in scenes]
+    tokens, _, _ = encode_images(model, [image for image, _ in pictures])
+    labels, dominant, kinds = [], [], []
+    for scene, (_, cover) in zip(scenes, pictures, strict=True):
+        cells = label_cells(scene.things, cover)
+        labels.append(cells.words)
+        dominant.append(cells.dominant)
+        numbers = torch.tensor(
+            [(COLOURS.index(t.colour), SHAPES.index(t.shape), int(t.size == "large")) for t in scene.things]
+        )
+        kinds.append(numbers[cells.dominant.clamp(min=0)])
+    embedding = model.get_input_embeddings()(word_ids(tokenizer, WORDS))
+    return alignment_loss(
+        torch.cat(list(tokens)), embedding, torch.cat(labels), torch.cat(dominant), torch.cat(kinds)
+    )
+
+
+def rescale_tokens(model: Any, scenes: Sequence[Scene]) -> None:
+    """Scale the merger so that visual tokens have norm 1.5 on average; words have about 1."""
+    with torch.no_grad():
+        tokens, _, _ = encode_images(model, [render(scene)[0] for scene in scenes])
+        factor = TOKEN_NORM / float(torch.cat(list(tokens)).norm(dim=-1).mean())
+        last = model.model.visual.merger.linear_fc2
+        last.weight.mul_(factor)
+        last.bias.mul_(factor)
+
+
+# Stage B: prompts with the right answers.
+
+
+class Packer:
+    """Turns lists, composed queries and questions into packed prompts."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.image = model.config.image_token_id
+        token = tokenizer.convert_tokens_to_ids
+        self.open, self.close = token("<|vision_start|>"), token("<|vision_end|>")
+        self.letters = [token(letter) for letter in LETTERS]
+        self.reference = token("reference")
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def identifiers(self, rng: np.random.Generator, count: int) -> list[int]:
+        """Half the time A, B, C …, as at inference; else any letters, so that all are learned."""
+        if rng.random() < 0.5:
+            return self.letters[:count]
+        return [self.letters[i] for i in rng.permutation(len(self.letters))[:count]]
+
+    def _shown(
+        self, first: int, sizes: list[int], scene: Scene, cover: np.ndarray, image: int, fits: Any
+    ) -> list[int]:
+        """Visual tokens (numbers within the prompt) of image `image` that show a thing that fits."""
+        start = first + sum(sizes[:image])
+        shown = shown_by(cover)
+        hits = [number for number, thing in enumerate(scene.things) if fits(thing)]
+        return [start + int(cell) for cell in np.flatnonzero(shown[hits].any(0))] if hits else []
+
+    def pack_list(self, item: SceneList, first_image: int, rng: np.random.Generator) -> Packed:
+        names = self.identifiers(rng, len(item.scenes))
+        covers = [cover for _, cover in item.rendered]
+        sizes = [cover[0].size for cover in covers]
+        ids: list[int] = []
+        for name, size in zip(names, sizes, strict=True):
+            ids += [name, self.open, *[self.image] * size, self.close]
+        asks = []
+        for description, target in zip(item.descriptions, item.targets, strict=True):
+            words = description.text().split()
+            ask = Ask(self.encode(f"query: {description.text()} answer:"), names[target], names)
+            start = 0
+            for phrase in description.phrases:
+                start = phrase_end(words, phrase, start)
+                tokens: list[int] = []
+                has: list[int] = []
+                for image, (scene, cover) in enumerate(zip(item.scenes, covers, strict=True)):
+                    found = self._shown(0, sizes, scene, cover, image, phrase.fits)
+                    tokens += found
+                    has += [names[image]] if found else []
+                ask.looks.append((2 + start, tokens, has, word_ids(self.tokenizer, phrase.words()).tolist()))
+                start += 1
+            asks.append(ask)
+        return Packed(ids, list(range(first_image, first_image + len(names))), names, asks)
+
+    def pack_composed(
+        self, item: Composed, covers: Sequence[np.ndarray], first_image: int, rng: np.random.Generator
+    ) -> Packed:
+        """covers: of the reference, then of the candidates."""
+        names = self.identifiers(rng, len(item.scenes))
+        sizes = [cover[0].size for cover in covers]
+        ids = [self.reference, self.open, *[self.image] * sizes[0], self.close]
+        for name, size in zip(names, sizes[1:], strict=True):
+            ids += [name, self.open, *[self.image] * size, self.close]
+        ask = Ask(self.encode(f"change: {item.text} answer:"), names[item.target], names, kind="composed")
+        words = item.text.split()
+        tokens: list[int] = []
+        has: list[int] = []
+        for image, (scene, cover) in enumerate(zip(item.scenes, covers[1:], strict=True), start=1):
+            found = self._shown(0, sizes, scene, cover, image, item.changed.fits)
+            tokens += found
+            has += [names[image - 1]] if found else []
+        row = 2 + words.index(item.changed.colour or "")
+        ask.looks.append((row, tokens, has, word_ids(self.tokenizer, item.changed.words()).tolist()))
+        images = list(range(first_image, first_image + 1 + len(names)))
+        return Packed(ids, images, [-1, *names], [ask])
+
+    def pack_questions(self, items: Sequence[Question], cover: np.ndarray, first_image: int) -> Packed:
+        ids = [self.open, *[self.image] * cover[0].size, self.close]
+        yes_no = word_ids(self.tokenizer, ["yes", "no"]).tolist()
+        colours = word_ids(self.tokenizer, COLOURS).tolist()
+        asks = []
+        for item in items:
+            kind = "yes-no" if item.answer in ("yes", "no") else "colour"
+            answer = int(word_ids(self.tokenizer, [item.answer])[0])
+            ask = Ask(
+                self.encode(f"question: {item.text} answer:"),
+                answer,
+                yes_no if kind == "yes-no" else colours,
+                kind=kind,
+            )
+            tokens = self._shown(0, [cover[0].size], item.scene, cover, 0, item.phrase.fits)
+            words = item.text.split()
+            row = 2 + words.index(item.phrase.words()[-1])
+            ask.looks.append((row, tokens, [], word_ids(self.tokenizer, item.phrase.words()).tolist()))
+            asks.append(ask)
+        return Packed(ids, [first_image], [-1], asks)
+
+
+@dataclass
+class Helpers:
+    """Weights of the helper losses and the layers (0-based) they act at."""
+
+    weight: float = 1.0
+    binding_layer: int = 2
+    phrase_layer: int = 3
+    look_layers: tuple[int, ...] = (5, 7, 7)
+    """the layer at which the first, second (third) phrase looks at the images"""
+
+
+def forward(model: Any, batch: Batch) -> tuple[Tensor, ...]:
+    """Hidden states: what enters each layer, and last the normed output."""
+    output = model.model.language_model(
+        inputs_embeds=batch.embeds,
+        position_ids=batch.positions,
+        attention_mask=batch.mask,
+        visual_pos_masks=batch.visual,
+        deepstack_visual_embeds=batch.deepstack,
+        use_cache=False,
+        output_hidden_states=True,
+    )
+    return (*output.hidden_states[:-1], output.last_hidden_state)
+
+
+def ranking_loss(model: Any, batch: Batch, helpers: Helpers) -> tuple[Tensor, dict[str, float]]:
+    """Cross-entropy of the answers, and the helpers."""
+    text = model.model.language_model
+    states = forward(model, batch)
+    head, norm = model.lm_head, text.norm
+    last = torch.stack([states[-1][b, start + len(ask.ids) - 1] for b, start, ask in batch.asks])
+    logits = head(last)
+    loss, facts = logits.new_zeros(()), {}
+    count = len(batch.asks)
+    right: dict[str, list[float]] = {}
+    for row, (_, _, ask) in enumerate(batch.asks):
+        among = logits[row, ask.choices]
+        loss = loss + cross_entropy(among[None], torch.tensor([ask.choices.index(ask.answer)])) / count
+        loss = loss + 0.2 * (logits[row].logsumexp(-1) - among.logsumexp(-1)) / count
+        right.setdefault(ask.kind, []).append(float(ask.choices[int(among.argmax())] == ask.answer))
+    facts["loss"] = float(loss)
+    for kind, values in right.items():
+        facts[kind] = sum(values) / len(values)
+    if helpers.weight <= 0:
+        return loss, facts
+
+    # Binding: a visual token knows its image's identifier.
+    bound = states[helpers.binding_layer + 1]
+    rows, owners = [], []
+    for b, (columns, owner) in enumerate(zip(batch.columns, batch.owners, strict=True)):
+        known = (owner >= 0).nonzero()[:, 0]
+        pick = known[torch.randperm(len(known))[:160]]
+        rows.append(bound[b, columns[pick]])
+        owners.append(owner[pick])
+    if sum(len(o) for o in owners):
+        binding = cross_entropy(head(norm(torch.cat(rows))), torch.cat(owners))
+        loss = loss + helpers.weight * 0.2 * binding
+        facts["binding"] = float(binding)
+
+    # Phrase: its last word knows all its attribute words.
+    asked = [
+        (b, start + row, look) for b, start, ask in batch.asks for look in ask.looks for row in [look[0]]
+    ]
+    b_index = torch.tensor([b for b, _, _ in asked])
+    places = torch.tensor([place for _, place, _ in asked])
+    phrase_logits = head(norm(states[helpers.phrase_layer + 1][b_index, places])).log_softmax(-1)
+    phrase = torch.stack([-phrase_logits[i, look[3]].mean() for i, (_, _, look) in enumerate(asked)]).mean()
+    loss = loss + helpers.weight * 0.1 * phrase
+    facts["phrase"] = float(phrase)
+
+    # Attention: the phrase looks at the tokens that show it; bag: then it knows who has it.
+    looks: dict[int, list[tuple[int, int, tuple]]] = {}
+    for b, start, ask in batch.asks:
+        for number, look in enumerate(ask.looks):
+            layer = helpers.look_layers[min(number, len(helpers.look_layers) - 1)]
+            looks.setdefault(layer, []).append((b, start + look[0], look))
+    attention, bags = [], []
+    for layer, entries in looks.items():
+        module = text.layers[layer]
+        rotary = text.rotary_emb(batch.embeds, batch.positions)
+        for b in sorted({entry[0] for entry in entries}):
+            mine = [(place, look) for row, place, look in entries if row == b]
+            place = torch.tensor([p for p, _ in mine])
+            cos, sin = rotary[0][b], rotary[1][b]
+            query = project(module, "q", states[layer][b, place], cos[place], sin[place])
+            key = project(module, "k", states[layer][b], cos, sin)
+            groups = query.shape[0] // key.shape[0]
+            scores = query @ key.repeat_interleave(groups, 0).transpose(-1, -2) * module.self_attn.scaling
+            scores = scores.masked_fill(~batch.mask[b, 0, place], -torch.inf)
+            weights = scores.softmax(-1).mean(0)
+            after = head(norm(states[min(layer + 2, len(states) - 1)][b, place])).log_softmax(-1)
+            for i, (_, look) in enumerate(mine):
+                if look[1]:
+                    mass = weights[i, batch.columns[b][look[1]]].sum()
+                    attention.append(-(mass + 1e-6).log())
+                if look[2]:
+                    bags.append(-after[i, look[2]].mean() - math.log(len(look[2])))
+    if attention:
+        value = torch.stack(attention).mean()
+        loss = loss + helpers.weight * 0.3 * value
+        facts["attention"] = float(value)
+    if bags:
+        value = torch.stack(bags).mean()
+        loss = loss + helpers.weight * 0.6 * value
+        facts["bag"] = float(value)
+    return loss, facts
+
+
+def optimizers(parameters: Sequence[tuple[str, nn.Parameter]], lr: float) -> list[torch.optim.Optimizer]:
+    """Muon on the matrices inside layers, AdamW on all else (embeddings, norms, biases, convolutions)."""
+    matrices = [p for name, p in parameters if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in parameters if p.ndim != 2 or "embed" in name]
+    return [
+        Muon(matrices, lr, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.97), weight_decay=0.0),
+    ]
+
+
+def draw_batch(
+    packer: Packer,
+    model: Any,
+    split: str,
+    seed: int,
+    count: int,
+    queries: int,
+    lists: int,
+    similarity: float,
+    extras: bool,
+) -> Batch:
+    """Lists, with a composed query and a few questions thrown in."""
+    rng = stream(split, 7, seed)
+    prompts: list[Packed] = []
+    images: list[Image.Image] = []
+    for part in range(lists):
+        item = make_list(split, seed * 64 + part, count, queries=queries, similarity=similarity)
+        prompts.append(packer.pack_list(item, len(images), rng))
+        images += item.images
+    if extras:
+        composed = make_composed(split, seed, count)
+        pictures = [render(scene) for scene in (composed.reference, *composed.scenes)]
+        prompts.append(packer.pack_composed(composed, [c for _, c in pictures], len(images), rng))
+        images += [image for image, _ in pictures]
+        for part in range(4):
+            questions = make_questions(split, seed * 4 + part, 6)
+            image, cover = render(questions[0].scene)
+            prompts.append(packer.pack_questions(questions, cover, len(images)))
+            images.append(image)
+    with torch.no_grad():
+        tokens, levels, grids = encode_images(model, images)
+    return collate(model, prompts, tokens, levels, grids)
