@@ -113,6 +113,7 @@ def test_without_a_profile_the_error_says_so() -> None:
         {"alpha": 1.5},
         {"layers": 0},
         {"gap": 0},
+        {"schedule": ()},
     ],
 )
 def test_unknown_options_are_refused(options: dict) -> None:

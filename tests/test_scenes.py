@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def obvious_match(description: Description, things: list[Thing]) -> bool:
     """Try every ordered choice of different things."""
     from itertools import permutations
 
-    phrases = [*description.phrases, *([description.shared] if description.shared else [])]
+    phrases = [*description.phrases, *description.shared]
     for chosen in permutations(things, len(phrases)):
         good = all(
             (p.colour is None or p.colour == t.colour)
@@ -84,7 +85,9 @@ def test_places_and_relations_worked_out_by_hand() -> None:
     assert Description((Phrase("red", "star"), Phrase("blue", "ring")), "left of").text() == (
         "a red star left of a blue ring"
     )
-    text = Description((Phrase("orange", None, None, "top"),), None, Phrase("blue", "ring", "large")).text()
+    text = Description(
+        (Phrase("orange", None, None, "top"),), None, (Phrase("blue", "ring", "large"),)
+    ).text()
     assert text == "an orange thing at the top with a large blue ring"
 
 
@@ -98,8 +101,8 @@ def test_a_list_has_exactly_one_match_per_description(count: int, similarity: fl
         for description, target in zip(item.descriptions, item.targets, strict=True):
             fits = [i for i, s in enumerate(item.scenes) if obvious_match(description, list(s.things))]
             assert fits == [target]
-            if description.shared:
-                assert all(any(description.shared.fits(t) for t in s.things) for s in item.scenes)
+            for phrase in description.shared:
+                assert all(any(phrase.fits(t) for t in s.things) for s in item.scenes)
 
 
 def test_more_similar_lists_are_more_alike() -> None:
@@ -299,3 +302,100 @@ def test_packed_queries_score_as_single_prompts_do(untrained) -> None:
             assert tokens
             assert ask.answer in has
             assert words
+
+
+# Training.
+
+
+def small_plan(**changes):
+    from radical_rerank.scenes.train import Phase, Plan
+
+    phases = (Phase(3, 3, 2, 1, 0.3, extras=2), Phase(2, 4, 2, 1, 0.5, extras=0))
+    options = {"layers": 8, "align_steps": 5, "align_scenes": 6, "phases": phases, "validate_every": 4}
+    return Plan(**{**options, **changes})
+
+
+def test_training_resumes_to_the_same_state(tmp_path) -> None:
+    import json
+
+    from radical_rerank import Reranker
+    from radical_rerank.errors import InputError
+    from radical_rerank.scenes.train import Training, train
+
+    whole = train(tmp_path / "whole", small_plan(), save_every=4)
+    kills = {3, 7, 9}
+
+    class KilledError(Exception):
+        pass
+
+    def kill(step: int, facts: dict[str, float]) -> None:
+        if step in kills:
+            kills.remove(step)
+            raise KilledError
+
+    resumed = None
+    while resumed is None:
+        with suppress(KilledError):
+            resumed = train(tmp_path / "killed", small_plan(), save_every=2, tell=kill)
+    assert not kills
+    for (name, a), b in zip(
+        whole.model.state_dict().items(), resumed.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b), name
+    logs = [[json.loads(line) for line in run.log.read_text().splitlines()] for run in (whole, resumed)]
+    assert logs[0] == logs[1]
+    assert [record["step"] for record in logs[0]] == list(range(10))
+    assert "validation R@1" in logs[0][8]
+    with pytest.raises(InputError, match="another plan"):
+        Training(small_plan(seed=1), tmp_path / "whole")
+    ranking = Reranker.from_pretrained(tmp_path / "whole", "dense").rank(
+        "a red star", make_list("test", 0, 4).images
+    )
+    assert len(ranking) == 4
+
+
+def test_the_alignment_loss_falls(tmp_path) -> None:
+    from radical_rerank.scenes.train import Training
+
+    training = Training(small_plan(align_steps=14, align_scenes=12), tmp_path)
+    losses = [training.advance()["loss"] for _ in range(14)]
+    assert sum(losses[-3:]) < 0.85 * sum(losses[:3])
+
+
+def test_roc_auc() -> None:
+    from radical_rerank.scenes.evaluate import roc_auc
+
+    score = torch.tensor([0.1, 0.4, 0.4, 0.9, 0.2])
+    positive = torch.tensor([False, True, False, True, False])
+    pairs = [(1.0 if a > b else 0.5 if a == b else 0.0) for a in score[positive] for b in score[~positive]]
+    assert roc_auc(score, positive) == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_muon_orthogonalizes() -> None:
+    from radical_rerank.scenes.muon import orthogonalize
+
+    for shape in ((16, 16), (8, 24), (24, 8)):
+        matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        values = torch.linalg.svdvals(orthogonalize(matrix))
+        assert values.min() > 0.4
+        assert values.max() < 1.4
+
+
+def test_the_training_command(tmp_path, capsys) -> None:
+    import json
+
+    from radical_rerank.cli import main
+
+    plan = tmp_path / "plan.json"
+    phase = {"steps": 1, "candidates": 3, "queries": 2, "lists": 1, "similarity": 0.3}
+    plan.write_text(json.dumps({"layers": 8, "align_steps": 1, "align_scenes": 4, "phases": [phase]}))
+    with pytest.raises(SystemExit) as stop:
+        main(["scenes", "train", str(tmp_path / "run"), "--plan", str(plan)])
+    assert not stop.value.code
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    assert "the model is in" in capsys.readouterr().err
+    plan.write_text('{"depth": 3}')
+    with pytest.raises(SystemExit) as stop:
+        main(["scenes", "train", str(tmp_path / "other"), "--plan", str(plan)])
+    assert stop.value.code == 2
+    assert "depth" in capsys.readouterr().err

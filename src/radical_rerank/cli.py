@@ -1,4 +1,4 @@
-"""The command line: `radical rank`, `radical calibrate`, `radical methods`, `radical demo`.
+"""The command line: `radical rank`, `calibrate`, `methods`, `demo`, `scenes train`.
 
 Tables for people, `--json` for programs; errors go to stderr in one line, with exit code 2.
 """
@@ -24,6 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+scenes_app = typer.Typer(help="The embedded world.", no_args_is_help=True)
+app.add_typer(scenes_app, name="scenes")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; by default the accelerator if there is one.")]
@@ -169,6 +172,41 @@ def demo(as_json: AsJson = False) -> None:
     from radical_rerank.demo import run_demo
 
     run_demo(as_json)
+
+
+@scenes_app.command("train")
+def scenes_train(
+    out: Annotated[str, typer.Argument(help="The folder of the run; an unfinished one there goes on.")],
+    seed: Annotated[int, typer.Option(help="Seeds the weights and all data.")] = 0,
+    plan: Annotated[
+        str | None, typer.Option(help="JSON file with what differs from the default plan.")
+    ] = None,
+) -> None:
+    """Train a small listwise reranker on generated scenes, from scratch."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from radical_rerank.scenes.train import Plan, train
+
+    chosen = Plan.load(plan, seed=seed) if plan else Plan(seed=seed)
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn(
+            "loss {task.fields[loss]:.3f}  R@1 {task.fields[right]:.2f}  validation {task.fields[held]:.2f}"
+        ),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("training", total=chosen.steps, loss=0.0, right=0.0, held=0.0)
+
+        def tell(step: int, facts: dict[str, float]) -> None:
+            shown = {"loss": facts["loss"]}
+            shown |= {"right": facts["list"]} if "list" in facts else {}
+            shown |= {"held": facts["validation R@1"]} if "validation R@1" in facts else {}
+            bar.update(task, completed=step, **shown)  # type: ignore[arg-type]
+
+        train(out, chosen, tell=tell)
+    Console(stderr=True).print(f"the model is in {escape(out)}")
 
 
 def _read_lists(path: Path) -> Iterator[tuple[str, list[str]]]:

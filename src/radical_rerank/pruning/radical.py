@@ -88,6 +88,8 @@ class RaDiCal(Pruner):
                 raise InputError(f"{name} must be one of {', '.join(known)}, not {value!r}")
         if self.alpha is not None and not 0 <= self.alpha <= 1:
             raise InputError(f"alpha must lie in [0, 1], not {self.alpha!r}")
+        if self.schedule is not None and not len(self.schedule):
+            raise InputError("schedule must name at least one layer")
         if self.layers < 1 or self.gap < 1:
             raise InputError(f"layers and gap must be at least 1, not {self.layers} and {self.gap}")
 

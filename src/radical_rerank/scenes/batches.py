@@ -44,6 +44,8 @@ def encode_images(
 # What a cell shows.
 
 WORDS = [*COLOURS, *SHAPES, *SIZES, *PLACES]
+OTHER_WORDS = ["a", "an", "and", "with", "on", "at", "the", "of", "above", "below", "thing"]
+"""Words of sentences that no cell shows"""
 GROUPS = {"colour": slice(0, 8), "shape": slice(8, 16), "size": slice(16, 18)}
 
 

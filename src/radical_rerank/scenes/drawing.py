@@ -160,13 +160,13 @@ def _outline(shape: str, rng: np.random.Generator) -> np.ndarray:
         )
     rotation = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
     points = points @ rotation.T * rng.uniform(0.92, 1.0, (1, 2))
-    points = points + rng.normal(0, 0.012, points.shape)  # no two sprites are the same, not even circles
+    points = points + rng.normal(0, 0.015, points.shape)  # no two sprites are the same, not even circles
     return points / np.abs(points).max() / 2 + 0.5
 
 
 def _mask(points: np.ndarray, size: int, hollow: bool = False) -> np.ndarray:
     """(size, size) antialiased coverage of a polygon."""
-    scale = 4 * size
+    scale = 8 * size
     layer = Image.new("L", (scale, scale))
     pen = ImageDraw.Draw(layer)
     pen.polygon([(float(x) * (scale - 1), float(y) * (scale - 1)) for x, y in points], fill=255)

@@ -87,7 +87,7 @@ def _candidates(rng: Rng, split: str, count: int, similarity: float) -> tuple[li
     side = round(6 - 2.2 * similarity + (count > 12) * 0.4)
     colours = [str(c) for c in rng.permutation(COLOURS)[: min(side, 8)]]
     shapes = [str(s) for s in rng.permutation(SHAPES)[: min(side, 8)]]
-    large = _large(rng, 1 + int(rng.random() < 0.25))
+    large = _large(rng, 1 + int(rng.random() < 0.5))
     background = random_background(rng)
     scenes: list[Scene] = []
     for _ in range(count):
@@ -95,8 +95,8 @@ def _candidates(rng: Rng, split: str, count: int, similarity: float) -> tuple[li
             things = [replace(t) for t in scenes[int(rng.integers(len(scenes)))].things if t.size == "small"]
         else:
             things = _small(rng, colours, shapes, int(rng.integers(2, 4)))
-        placed = _place(rng, large, things, same_layout=rng.random() < similarity)
-        scenes.append(_scene(rng, split, placed, background if rng.random() < similarity else None))
+        placed = place_things(rng, large, things, same_layout=rng.random() < similarity)
+        scenes.append(compose_scene(rng, split, placed, background if rng.random() < similarity else None))
     return scenes, large
 
 
@@ -113,7 +113,9 @@ def _small(rng: Rng, colours: Sequence[str], shapes: Sequence[str], count: int) 
     return [Thing(kinds[i][1], kinds[i][0], "small", (0, 0)) for i in chosen]
 
 
-def _place(rng: Rng, large: Sequence[Thing], small: Sequence[Thing], *, same_layout: bool) -> list[Thing]:
+def place_things(
+    rng: Rng, large: Sequence[Thing], small: Sequence[Thing], *, same_layout: bool
+) -> list[Thing]:
     """Put the large things where they are (or move the first elsewhere), the small ones into free slots."""
     placed = list(large)
     if not same_layout and len(large) == 1:
@@ -124,7 +126,8 @@ def _place(rng: Rng, large: Sequence[Thing], small: Sequence[Thing], *, same_lay
     return placed + [replace(thing, slot=free[order[i]]) for i, thing in enumerate(small)]
 
 
-def _scene(rng: Rng, split: str, things: Sequence[Thing], background: int | None = None) -> Scene:
+def compose_scene(rng: Rng, split: str, things: Sequence[Thing], background: int | None = None) -> Scene:
+    """A picture of these things: some size, a background, clutter, and one or two oddities in free slots."""
     width, height = IMAGE_SIZES[int(rng.integers(len(IMAGE_SIZES)))]
     taken = frozenset().union(*(thing.slots for thing in things))
     free = [(x, y) for x in range(GRID) for y in range(GRID) if (x, y) not in taken]
@@ -157,10 +160,10 @@ def _describe(rng: Rng, things: Sequence[Thing], shared: Sequence[Thing]) -> Des
             if true:
                 relation = str(rng.choice(true))
                 phrases = [replace(phrase, place=None) for phrase in phrases]
-    mention = None
-    if shared and rng.random() < 0.3:
-        thing = shared[int(rng.integers(len(shared)))]
-        mention = Phrase(thing.colour, thing.shape, "large")
+    mention: tuple[Phrase, ...] = ()
+    if rng.random() < 0.4:  # what all candidates show
+        some = rng.permutation(len(shared))[: int(rng.integers(1, len(shared) + 1))]
+        mention = tuple(Phrase(shared[i].colour, shared[i].shape, "large") for i in some)
     description = Description(tuple(phrases), relation, mention)
     return description if description.matches(things) else None
 
@@ -195,8 +198,8 @@ def make_composed(split: str, seed: int, count: int) -> Composed:
         Thing(shapes[i], colours[int(rng.integers(5))], "small", (0, 0))
         for i in range(int(rng.integers(2, 4)))
     ]
-    placed = _place(rng, large, small, same_layout=True)
-    reference = _scene(rng, split, placed)
+    placed = place_things(rng, large, small, same_layout=True)
+    reference = compose_scene(rng, split, placed)
     things = [thing for thing in placed if thing.size == "small"]
     old = things[int(rng.integers(len(things)))]
     new = replace(old, colour=str(rng.choice([c for c in COLOURS if c != old.colour])))
@@ -230,10 +233,14 @@ def make_composed(split: str, seed: int, count: int) -> Composed:
     scenes = []
     for number in order:
         variant = candidates[number]
-        moved = variant if rng.random() < 0.5 else _place(rng, large, variant, same_layout=True)[len(large) :]
+        moved = (
+            variant
+            if rng.random() < 0.5
+            else place_things(rng, large, variant, same_layout=True)[len(large) :]
+        )
         if len({thing.slot for thing in moved}) < len(moved) or moved[0].slot == (0, 0):
-            moved = _place(rng, large, variant, same_layout=True)[len(large) :]
-        scenes.append(_scene(rng, split, [*placed[: len(large)], *moved]))
+            moved = place_things(rng, large, variant, same_layout=True)[len(large) :]
+        scenes.append(compose_scene(rng, split, [*placed[: len(large)], *moved]))
     text = f"the {old.shape} is {new.colour} instead of {old.colour}"
     target = order.index(count - 1)
     return Composed(reference, text, Phrase(new.colour, new.shape), tuple(scenes), target)
@@ -263,7 +270,7 @@ def make_questions(split: str, seed: int, count: int = 1) -> list[Question]:
         for i in range(int(rng.integers(2, 5)))
     ]
     large = [replace(thing, shape=shapes[7]) for thing in _large(rng, 1)]
-    scene = _scene(rng, split, _place(rng, large, small, same_layout=True))
+    scene = compose_scene(rng, split, place_things(rng, large, small, same_layout=True))
     questions: list[Question] = []
     while len(questions) < count:
         thing = scene.things[int(rng.integers(len(scene.things)))]

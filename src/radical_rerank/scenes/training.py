@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy, normalize
 from radical_rerank.backbones.probe import project
 from radical_rerank.scenes.batches import (
     GROUPS,
+    OTHER_WORDS,
     WORDS,
     Ask,
     Batch,
@@ -36,13 +37,13 @@ from radical_rerank.scenes.lists import (
     Composed,
     Question,
     SceneList,
+    compose_scene,
     make_composed,
     make_list,
     make_questions,
+    place_things,
     stream,
 )
-from radical_rerank.scenes.lists import _place as place_things
-from radical_rerank.scenes.lists import _scene as compose_scene
 from radical_rerank.scenes.model import LETTERS, MARK
 from radical_rerank.scenes.muon import Muon
 from radical_rerank.scenes.world import COLOURS, SHAPES, Thing
@@ -79,13 +80,13 @@ def alignment_loss(
     """tokens (M, d), embedding (words, d), labels (M, words) in {1, 0, -1}, dominant (M,), kinds (M, 3): the
     colour, shape and size number of the dominant thing.
 
-    Words that a cell shows are pulled to a cosine of 0.4 (five orthogonal words can share 0.447 each); words
-    that it does not show are pulled to 0, not below: relevance is max(cos, 0), and must stay alive.
+    Words that a cell shows are pulled to a cosine of 0.42 (five orthogonal words can share 0.447 each);
+    words that it does not show to just above 0: relevance is max(cos, 0), and must stay alive.
     """
     cosine = normalize(tokens, dim=-1) @ normalize(embedding, dim=-1).T
     shown, absent = labels == 1, labels == 0
     positive = ((0.42 - cosine[shown]).clamp(min=0) ** 2).mean()
-    negative = (cosine[absent] ** 2).mean()
+    negative = ((cosine[absent] - 0.04) ** 2).mean()
     has = dominant >= 0
     loss = 4 * positive + 6 * negative
     facts = {}
@@ -108,10 +109,9 @@ def alignment_batch(model: Any, tokenizer: Any, scenes: Sequence[Scene]) -> tupl
             [(COLOURS.index(t.colour), SHAPES.index(t.shape), int(t.size == "large")) for t in scene.things]
         )
         kinds.append(numbers[cells.dominant.clamp(min=0)])
-    embedding = model.get_input_embeddings()(word_ids(tokenizer, WORDS))
-    return alignment_loss(
-        torch.cat(list(tokens)), embedding, torch.cat(labels), torch.cat(dominant), torch.cat(kinds)
-    )
+    embedding = model.get_input_embeddings()(word_ids(tokenizer, [*WORDS, *OTHER_WORDS]))
+    shown = torch.nn.functional.pad(torch.cat(labels), (0, len(OTHER_WORDS)))
+    return alignment_loss(torch.cat(list(tokens)), embedding, shown, torch.cat(dominant), torch.cat(kinds))
 
 
 def rescale_tokens(model: Any, scenes: Sequence[Scene]) -> None:
@@ -229,11 +229,17 @@ class Packer:
 class Helpers:
     """Weights of the helper losses and the layers (0-based) they act at."""
 
-    weight: float = 1.0
-    binding_layer: int = 2
-    phrase_layer: int = 3
-    look_layers: tuple[int, ...] = (5, 7, 7)
+    weight: float
+    binding_layer: int
+    phrase_layer: int
+    look_layers: tuple[int, ...]
     """the layer at which the first, second (third) phrase looks at the images"""
+
+    @classmethod
+    def at_depth(cls, layers: int, weight: float) -> Helpers:
+        """Phrases look at the images in the second half, one after the other."""
+        first, second = int(0.5 * layers), int(0.7 * layers)
+        return cls(weight, int(0.2 * layers), int(0.3 * layers), (first, second, second))
 
 
 def forward(model: Any, batch: Batch) -> tuple[Tensor, ...]:
@@ -265,7 +271,7 @@ def ranking_loss(model: Any, batch: Batch, helpers: Helpers) -> tuple[Tensor, di
         loss = loss + cross_entropy(among[None], torch.tensor([ask.choices.index(ask.answer)])) / count
         loss = loss + 0.2 * (logits[row].logsumexp(-1) - among.logsumexp(-1)) / count
         right.setdefault(ask.kind, []).append(float(ask.choices[int(among.argmax())] == ask.answer))
-    facts["loss"] = float(loss)
+    facts["loss"] = loss.item()
     for kind, values in right.items():
         facts[kind] = sum(values) / len(values)
     if helpers.weight <= 0:
@@ -282,7 +288,7 @@ def ranking_loss(model: Any, batch: Batch, helpers: Helpers) -> tuple[Tensor, di
     if sum(len(o) for o in owners):
         binding = cross_entropy(head(norm(torch.cat(rows))), torch.cat(owners))
         loss = loss + helpers.weight * 0.2 * binding
-        facts["binding"] = float(binding)
+        facts["binding"] = binding.item()
 
     # Phrase: its last word knows all its attribute words.
     asked = [
@@ -293,7 +299,7 @@ def ranking_loss(model: Any, batch: Batch, helpers: Helpers) -> tuple[Tensor, di
     phrase_logits = head(norm(states[helpers.phrase_layer + 1][b_index, places])).log_softmax(-1)
     phrase = torch.stack([-phrase_logits[i, look[3]].mean() for i, (_, _, look) in enumerate(asked)]).mean()
     loss = loss + helpers.weight * 0.1 * phrase
-    facts["phrase"] = float(phrase)
+    facts["phrase"] = phrase.item()
 
     # Attention: the phrase looks at the tokens that show it; bag: then it knows who has it.
     looks: dict[int, list[tuple[int, int, tuple]]] = {}
@@ -325,11 +331,11 @@ def ranking_loss(model: Any, batch: Batch, helpers: Helpers) -> tuple[Tensor, di
     if attention:
         value = torch.stack(attention).mean()
         loss = loss + helpers.weight * 0.3 * value
-        facts["attention"] = float(value)
+        facts["attention"] = value.item()
     if bags:
         value = torch.stack(bags).mean()
         loss = loss + helpers.weight * 0.6 * value
-        facts["bag"] = float(value)
+        facts["bag"] = value.item()
     return loss, facts
 
 

@@ -99,24 +99,26 @@ class Phrase:
 class Description:
     """What is looked for: one or more phrases, the first two perhaps in a relation.
 
-    shared: a phrase that every candidate of a list fits, and that says nothing about their order.
+    shared: phrases that every candidate of a list fits, and that say nothing about their order.
     """
 
     phrases: tuple[Phrase, ...]
     relation: str | None = None
-    shared: Phrase | None = None
+    shared: tuple[Phrase, ...] = ()
 
     def text(self) -> str:
         joint = f" {self.relation} " if self.relation else " and "
         text = joint.join(phrase.text() for phrase in self.phrases)
-        return text + (f" with {self.shared.text()}" if self.shared else "")
+        return text + (
+            " with " + " and ".join(phrase.text() for phrase in self.shared) if self.shared else ""
+        )
 
     def matches(self, things: Sequence[Thing]) -> bool:
         return next(self.assignments(things), None) is not None
 
     def assignments(self, things: Sequence[Thing]) -> Iterator[tuple[Thing, ...]]:
         """Every way to find the description in the things: one thing per phrase, all different."""
-        phrases = [*self.phrases, *([self.shared] if self.shared else [])]
+        phrases = [*self.phrases, *self.shared]
         fitting = [[thing for thing in things if phrase.fits(thing)] for phrase in phrases]
         for chosen in product(*fitting):
             if len(set(chosen)) < len(chosen):

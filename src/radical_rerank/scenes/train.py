@@ -1,0 +1,294 @@
+"""The whole training as one seeded, resumable run.
+
+All data of a step is drawn from the step's number, so a run that was killed and started again goes
+through the same states as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from radical_rerank.errors import InputError
+from radical_rerank.scenes.batches import OTHER_WORDS, WORDS
+from radical_rerank.scenes.model import make_config, make_model, make_tokenizer, save_model
+from radical_rerank.scenes.training import (
+    Helpers,
+    Packer,
+    alignment_batch,
+    crowded_scene,
+    draw_batch,
+    optimizers,
+    ranking_loss,
+    rescale_tokens,
+    word_ids,
+)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps of stage B with lists of one length."""
+
+    steps: int
+    candidates: int
+    queries: int
+    lists: int
+    similarity: float
+    extras: int = 4
+    """every so many steps a composed query and questions join; 0 for never"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides the outcome of a training."""
+
+    seed: int = 0
+    layers: int = 12
+    align_steps: int = 450
+    align_scenes: int = 64
+    align_lr: float = 3e-3
+    phases: tuple[Phase, ...] = (
+        Phase(500, 4, 8, 6, 0.3, extras=0),
+        Phase(250, 6, 8, 5, 0.5),
+        Phase(250, 8, 8, 4, 0.6),
+        Phase(400, 12, 10, 2, 0.7),
+        Phase(900, 20, 14, 1, 0.7),
+    )
+    lr: float = 2e-3
+    fade_from: float = 0.6
+    fade_to: float = 0.75
+    """helpers weigh 1 up to the first fraction of stage B, nothing after the second"""
+    validate_every: int = 100
+
+    @property
+    def ranking_steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
+    @property
+    def steps(self) -> int:
+        return self.align_steps + self.ranking_steps
+
+    @classmethod
+    def load(cls, path: str | Path, **changes: Any) -> Plan:
+        """From a JSON file of the fields that differ from the default plan."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8")) | changes
+            if "phases" in data:
+                data["phases"] = tuple(Phase(**phase) for phase in data["phases"])
+            return cls(**data)
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"cannot read the training plan {path}: {error}") from None
+
+    def phase_at(self, step: int) -> Phase:
+        for phase in self.phases:
+            if step < phase.steps:
+                return phase
+            step -= phase.steps
+        return self.phases[-1]
+
+
+@dataclass
+class Training:
+    """The state of a run: model, optimizers, how far it is."""
+
+    plan: Plan
+    folder: Path
+    step: int = 0
+    facts: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tokenizer = make_tokenizer()
+        self.model = make_model(make_config(self.tokenizer, layers=self.plan.layers), self.plan.seed)
+        self.packer = Packer(self.model, self.tokenizer)
+        self.words = word_ids(self.tokenizer, [*WORDS, *OTHER_WORDS])
+        self.anchor: torch.Tensor | None = None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._stage_a()
+        if self._checkpoint.is_file():
+            self._resume()
+
+    # One step.
+
+    def advance(self) -> dict[str, float]:
+        """Do the next step and say what it gave."""
+        torch.manual_seed(self.plan.seed * 1_000_003 + self.step)
+        if self.step == self.plan.align_steps and self.anchor is None:
+            self._stage_b()
+        aligning = self.step < self.plan.align_steps
+        loss, facts = self._align() if aligning else self._rank()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_([p for _, p in self.trained], 1.0)
+        rate = self._rate(aligning)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+        self.step += 1
+        return {"loss": loss.item(), **facts}
+
+    def _align(self) -> tuple[torch.Tensor, dict[str, float]]:
+        count = self.plan.align_scenes
+        first = (self.plan.seed * 10_007 + self.step) * count
+        return alignment_batch(
+            self.model, self.tokenizer, [crowded_scene("train", first + i) for i in range(count)]
+        )
+
+    def _rank(self) -> tuple[torch.Tensor, dict[str, float]]:
+        at = self.step - self.plan.align_steps
+        phase = self.plan.phase_at(at)
+        part = at / max(1, self.plan.ranking_steps)
+        span = max(1e-9, self.plan.fade_to - self.plan.fade_from)
+        weight = min(1.0, max(0.0, (self.plan.fade_to - part) / span))
+        helpers = Helpers.at_depth(self.plan.layers, weight)
+        batch = draw_batch(
+            self.packer,
+            self.model,
+            "train",
+            self.plan.seed * 1_000_003 + at,
+            phase.candidates,
+            phase.queries,
+            phase.lists,
+            phase.similarity,
+            bool(phase.extras) and at % phase.extras == 0,
+        )
+        loss, facts = ranking_loss(self.model, batch, helpers)
+        assert self.anchor is not None
+        # The words stay where the vision tower learned to find them.
+        words = self.model.get_input_embeddings().weight[self.words]
+        return loss + ((words - self.anchor) ** 2).sum(-1).mean(), facts
+
+    def _rate(self, aligning: bool) -> float:
+        """Warm-up, constant, cosine."""
+        if aligning:
+            at, total, rate, flat, warm = self.step, self.plan.align_steps, self.plan.align_lr, 0.4, 30
+        else:
+            at = self.step - self.plan.align_steps
+            total, rate, flat, warm = self.plan.ranking_steps, self.plan.lr, 0.5, 50
+        part = at / total
+        if part > flat:
+            rate *= 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (part - flat) / (1 - flat)))
+        return rate * min(1.0, (at + 1) / warm)
+
+    def validate(self, lists: int = 6) -> float:
+        """R@1 on validation lists as long as the current phase's."""
+        at = max(0, self.step - self.plan.align_steps)
+        phase = self.plan.phase_at(at)
+        right = []
+        without = Helpers.at_depth(self.plan.layers, 0)
+        with torch.no_grad():
+            for seed in range(lists):
+                batch = draw_batch(
+                    self.packer, self.model, "validation", seed, phase.candidates, 8, 1, 0.7, False
+                )
+                right.append(ranking_loss(self.model, batch, without)[1]["list"])
+        return sum(right) / len(right)
+
+    # Stages.
+
+    def _stage_a(self) -> None:
+        self.trained = [
+            (name, p)
+            for name, p in self.model.named_parameters()
+            if "visual" in name or "embed_tokens" in name
+        ]
+        self.optimizers = optimizers(self.trained, self.plan.align_lr)
+
+    def _stage_b(self) -> None:
+        rescale_tokens(self.model, [crowded_scene("train", i) for i in range(64)])
+        self._freeze_vision()
+        self.anchor = self.model.get_input_embeddings().weight.detach()[self.words].clone()
+
+    def _freeze_vision(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_("visual" not in name)
+        self.trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        self.optimizers = optimizers(self.trained, self.plan.lr)
+
+    # Files.
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.folder / "checkpoint.pt"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "training_log.jsonl"
+
+    def save(self) -> None:
+        """Write the checkpoint, whole or not at all."""
+        state = {
+            "plan": asdict(self.plan),
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "anchor": self.anchor,
+        }
+        handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                torch.save(state, file)
+            os.replace(temporary, self._checkpoint)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def _resume(self) -> None:
+        state = torch.load(self._checkpoint, weights_only=True)
+        if state["plan"] != asdict(self.plan):
+            raise InputError(f"{self.folder} holds a training by another plan; choose another folder")
+        self.step, self.anchor = state["step"], state["anchor"]
+        if self.anchor is not None:
+            self._freeze_vision()
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        if self.log.is_file():  # steps after the checkpoint are done again
+            lines = self.log.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] < self.step]
+            self.log.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+    def finish(self) -> None:
+        """Weights, tokenizer, image processor and prompt in Hugging Face format."""
+        self.model.requires_grad_(True)
+        save_model(self.folder, self.model, self.tokenizer)
+
+
+def train(
+    folder: str | Path,
+    plan: Plan,
+    *,
+    save_every: int = 25,
+    tell: Callable[[int, dict[str, float]], None] | None = None,
+) -> Training:
+    """Run the plan, or what is left of it, in `folder`. `tell` hears of every step."""
+    training = Training(plan, Path(folder))
+    for facts in _steps(training, save_every):
+        if tell is not None:
+            tell(training.step, facts)
+    training.finish()
+    return training
+
+
+def _steps(training: Training, save_every: int) -> Iterator[dict[str, float]]:
+    plan = training.plan
+    while training.step < plan.steps:
+        step = training.step
+        facts = training.advance()
+        if step >= plan.align_steps and (training.step - plan.align_steps) % plan.validate_every == 0:
+            facts["validation R@1"] = training.validate()
+        with training.log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **{k: round(v, 5) for k, v in facts.items()}}) + "\n")
+        if training.step % save_every == 0 or training.step == plan.steps:
+            training.save()
+        yield facts
