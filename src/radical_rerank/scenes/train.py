@@ -26,7 +26,9 @@ from radical_rerank.scenes.training import (
     Packer,
     alignment_batch,
     crowded_scene,
-    draw_batch,
+    draw_composed,
+    draw_lists,
+    draw_questions,
     optimizers,
     ranking_loss,
     rescale_tokens,
@@ -151,18 +153,26 @@ class Training:
         span = max(1e-9, self.plan.fade_to - self.plan.fade_from)
         weight = min(1.0, max(0.0, (self.plan.fade_to - part) / span))
         helpers = Helpers.at_depth(self.plan.layers, weight)
-        batch = draw_batch(
-            self.packer,
-            self.model,
-            "train",
-            self.plan.seed * 1_000_003 + at,
-            phase.candidates,
-            phase.queries,
-            phase.lists,
-            phase.similarity,
-            bool(phase.extras) and at % phase.extras == 0,
-        )
-        loss, facts = ranking_loss(self.model, batch, helpers)
+        seed, count = self.plan.seed * 1_000_003 + at, phase.candidates
+        # Batches of a kind: a question padded to the length of a list would cost as much as one.
+        batches = [
+            draw_lists(
+                self.packer,
+                self.model,
+                "train",
+                seed,
+                count=count,
+                queries=phase.queries,
+                lists=phase.lists,
+                similarity=phase.similarity,
+            )
+        ]
+        if phase.extras and at % phase.extras == 0:
+            batches.append(draw_composed(self.packer, self.model, "train", seed, count=count))
+            batches.append(draw_questions(self.packer, self.model, "train", seed, scenes=8))
+        results = [ranking_loss(self.model, batch, helpers) for batch in batches]
+        facts = {name: value for _, found in reversed(results) for name, value in found.items()}
+        loss = torch.stack([part_loss for part_loss, _ in results]).sum()
         assert self.anchor is not None
         # The words stay where the vision tower learned to find them.
         words = self.model.get_input_embeddings().weight[self.words]
@@ -188,8 +198,15 @@ class Training:
         without = Helpers.at_depth(self.plan.layers, 0)
         with torch.no_grad():
             for seed in range(lists):
-                batch = draw_batch(
-                    self.packer, self.model, "validation", seed, phase.candidates, 8, 1, 0.7, False
+                batch = draw_lists(
+                    self.packer,
+                    self.model,
+                    "validation",
+                    seed,
+                    count=phase.candidates,
+                    queries=8,
+                    lists=1,
+                    similarity=0.7,
                 )
                 right.append(ranking_loss(self.model, batch, without)[1]["list"])
         return sum(right) / len(right)

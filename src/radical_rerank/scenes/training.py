@@ -349,35 +349,47 @@ def optimizers(parameters: Sequence[tuple[str, nn.Parameter]], lr: float) -> lis
     ]
 
 
-def draw_batch(
+def draw_lists(
     packer: Packer,
     model: Any,
     split: str,
     seed: int,
+    *,
     count: int,
     queries: int,
     lists: int,
     similarity: float,
-    extras: bool,
 ) -> Batch:
-    """Lists, with a composed query and a few questions thrown in."""
+    """Lists of `count` scenes with so many queries each."""
     rng = stream(split, 7, seed)
+    items = [
+        make_list(split, seed * 64 + part, count, queries=queries, similarity=similarity)
+        for part in range(lists)
+    ]
+    prompts = [packer.pack_list(item, part * count, rng) for part, item in enumerate(items)]
+    return _collated(model, prompts, [image for item in items for image in item.images])
+
+
+def draw_composed(packer: Packer, model: Any, split: str, seed: int, *, count: int) -> Batch:
+    """One composed query over `count` scenes."""
+    item = make_composed(split, seed, count)
+    pictures = [render(scene) for scene in (item.reference, *item.scenes)]
+    prompt = packer.pack_composed(item, [cover for _, cover in pictures], 0, stream(split, 8, seed))
+    return _collated(model, [prompt], [image for image, _ in pictures])
+
+
+def draw_questions(packer: Packer, model: Any, split: str, seed: int, *, scenes: int) -> Batch:
+    """Six questions about each of so many scenes."""
     prompts: list[Packed] = []
     images: list[Image.Image] = []
-    for part in range(lists):
-        item = make_list(split, seed * 64 + part, count, queries=queries, similarity=similarity)
-        prompts.append(packer.pack_list(item, len(images), rng))
-        images += item.images
-    if extras:
-        composed = make_composed(split, seed, count)
-        pictures = [render(scene) for scene in (composed.reference, *composed.scenes)]
-        prompts.append(packer.pack_composed(composed, [c for _, c in pictures], len(images), rng))
-        images += [image for image, _ in pictures]
-        for part in range(4):
-            questions = make_questions(split, seed * 4 + part, 6)
-            image, cover = render(questions[0].scene)
-            prompts.append(packer.pack_questions(questions, cover, len(images)))
-            images.append(image)
+    for part in range(scenes):
+        questions = make_questions(split, seed * scenes + part, 6)
+        image, cover = render(questions[0].scene)
+        prompts.append(packer.pack_questions(questions, cover, part))
+        images.append(image)
+    return _collated(model, prompts, images)
+
+
+def _collated(model: Any, prompts: Sequence[Packed], images: Sequence[Image.Image]) -> Batch:
     with torch.no_grad():
-        tokens, levels, grids = encode_images(model, images)
-    return collate(model, prompts, tokens, levels, grids)
+        return collate(model, prompts, *encode_images(model, images))
