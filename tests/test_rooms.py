@@ -8,7 +8,7 @@ from pathlib import Path
 import radical_rerank
 
 ROOT = Path(radical_rerank.__file__).parent
-ROOMS = ["errors", "method", "pruning", "backbones", "reranking", "scenes", "demo", "cli"]
+ROOMS = ["errors", "files", "method", "pruning", "backbones", "reranking", "scenes", "demo", "cli"]
 
 
 def imports_of(path: Path) -> set[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from radical_rerank.errors import CalibrationError
+from radical_rerank.files import replacing
 from radical_rerank.method import trust
 
 FILE_NAME = "radical_profile.json"
@@ -68,16 +68,9 @@ class Profile:
     def save(self, path: str | Path) -> Path:
         """Write as JSON, whole or not at all."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(asdict(self), file, indent=1)
-                file.write("\n")
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with replacing(path) as file:
+            json.dump(asdict(self), file, indent=1)
+            file.write("\n")
         return path
 
     @classmethod

@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from radical_rerank.scenes.drawing import CELL
-from radical_rerank.scenes.world import COLOURS, PLACES, SHAPES, SIZES, Phrase, Thing
+from radical_rerank.scenes.model import attribute_words
+from radical_rerank.scenes.world import Phrase, Thing
 
 PATCH, MERGE = 8, 2
 SHOWN, HIDDEN = 0.15, 0.03
@@ -43,7 +44,7 @@ def encode_images(
 
 # What a cell shows.
 
-WORDS = [*COLOURS, *SHAPES, *SIZES, *PLACES]
+WORDS = attribute_words()
 OTHER_WORDS = ["a", "an", "and", "with", "on", "at", "the", "of", "above", "below", "thing"]
 """Words of sentences that no cell shows"""
 GROUPS = {"colour": slice(0, 8), "shape": slice(8, 16), "size": slice(16, 18)}

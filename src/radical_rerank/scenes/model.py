@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from radical_rerank.reranking.prompt import FILE_NAME, IDENTIFIERS
 from radical_rerank.scenes.world import COLOURS, PLACES, SHAPES, SIZES
 
-LETTERS = string.ascii_uppercase + string.ascii_lowercase
 SPECIAL = (
     "<|pad|>",
     "<unk>",
@@ -65,7 +65,7 @@ def make_tokenizer() -> Any:
         MARK + ">",
         MARK,
     ]
-    entries = list(dict.fromkeys([*SPECIAL, *LETTERS, *plain, *words]))
+    entries = list(dict.fromkeys([*SPECIAL, *IDENTIFIERS, *plain, *words]))
     core = Tokenizer(models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token="<unk>"))
     # A capital at the start of a word is a sentence's, not an identifier.
     capitals = [normalizers.Replace(Regex(f" {c}"), f" {c.lower()}") for c in string.ascii_uppercase]
@@ -175,4 +175,4 @@ def save_model(folder: str | Path, model: Any, tokenizer: Any) -> None:
     copy.deepcopy(model).half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     make_image_processor().save_pretrained(folder)
-    (folder / "radical_template.json").write_text(json.dumps(TEMPLATE, indent=1) + "\n", encoding="utf-8")
+    (folder / FILE_NAME).write_text(json.dumps(TEMPLATE, indent=1) + "\n", encoding="utf-8")

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch
 from torch import nn
 
 from radical_rerank.errors import InputError
+from radical_rerank.files import replacing
 from radical_rerank.scenes.batches import OTHER_WORDS, WORDS
 from radical_rerank.scenes.model import make_config, make_model, make_tokenizer, save_model
 from radical_rerank.scenes.training import (
@@ -105,7 +104,6 @@ class Training:
     plan: Plan
     folder: Path
     step: int = 0
-    facts: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tokenizer = make_tokenizer()
@@ -251,14 +249,8 @@ class Training:
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "anchor": self.anchor,
         }
-        handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                torch.save(state, file)
-            os.replace(temporary, self._checkpoint)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with replacing(self._checkpoint, "wb") as file:
+            torch.save(state, file)
 
     def _resume(self) -> None:
         state = torch.load(self._checkpoint, weights_only=True)
@@ -273,7 +265,8 @@ class Training:
         if self.log.is_file():  # steps after the checkpoint are done again
             lines = self.log.read_text(encoding="utf-8").splitlines()
             kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] < self.step]
-            self.log.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            with replacing(self.log) as file:
+                file.writelines(line + "\n" for line in kept)
 
     def finish(self) -> None:
         """Weights, tokenizer, image processor and prompt in Hugging Face format."""

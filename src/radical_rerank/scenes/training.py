@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from radical_rerank.backbones.probe import project
+from radical_rerank.reranking.prompt import IDENTIFIERS
 from radical_rerank.scenes.batches import (
     GROUPS,
     OTHER_WORDS,
@@ -44,9 +46,9 @@ from radical_rerank.scenes.lists import (
     place_things,
     stream,
 )
-from radical_rerank.scenes.model import LETTERS, MARK
+from radical_rerank.scenes.model import MARK
 from radical_rerank.scenes.muon import Muon
-from radical_rerank.scenes.world import COLOURS, SHAPES, Thing
+from radical_rerank.scenes.world import COLOURS, SHAPES, Phrase, Thing
 
 TOKEN_NORM = 1.5
 
@@ -135,7 +137,7 @@ class Packer:
         self.image = model.config.image_token_id
         token = tokenizer.convert_tokens_to_ids
         self.open, self.close = token("<|vision_start|>"), token("<|vision_end|>")
-        self.letters = [token(letter) for letter in LETTERS]
+        self.letters = [token(letter) for letter in IDENTIFIERS]
         self.reference = token("reference")
 
     def encode(self, text: str) -> list[int]:
@@ -147,19 +149,33 @@ class Packer:
             return self.letters[:count]
         return [self.letters[i] for i in rng.permutation(len(self.letters))[:count]]
 
-    def _shown(
-        self, first: int, sizes: list[int], scene: Scene, cover: np.ndarray, image: int, fits: Any
-    ) -> list[int]:
-        """Visual tokens (numbers within the prompt) of image `image` that show a thing that fits."""
-        start = first + sum(sizes[:image])
-        shown = shown_by(cover)
-        hits = [number for number, thing in enumerate(scene.things) if fits(thing)]
-        return [start + int(cell) for cell in np.flatnonzero(shown[hits].any(0))] if hits else []
+    def _look(
+        self,
+        row: int,
+        phrase: Phrase,
+        scenes: Sequence[Scene],
+        shown: Sequence[np.ndarray],
+        starts: Sequence[int],
+        names: Sequence[int],
+    ) -> tuple[int, list[int], list[int], list[int]]:
+        """What a phrase that ends in `row` should find: see `Ask.looks`.
+
+        shown, starts, names: per scene, which cells show which thing, its first visual token, its identifier.
+        """
+        tokens: list[int] = []
+        has: list[int] = []
+        for scene, cells, start, name in zip(scenes, shown, starts, names, strict=True):
+            hits = [number for number, thing in enumerate(scene.things) if phrase.fits(thing)]
+            if hits:
+                tokens += [start + int(cell) for cell in np.flatnonzero(cells[hits].any(0))]
+                has.append(name)
+        return row, tokens, has, word_ids(self.tokenizer, phrase.words()).tolist()
 
     def pack_list(self, item: SceneList, first_image: int, rng: np.random.Generator) -> Packed:
         names = self.identifiers(rng, len(item.scenes))
         covers = [cover for _, cover in item.rendered]
         sizes = [cover[0].size for cover in covers]
+        shown, starts = [shown_by(cover) for cover in covers], [0, *accumulate(sizes)][:-1]
         ids: list[int] = []
         for name, size in zip(names, sizes, strict=True):
             ids += [name, self.open, *[self.image] * size, self.close]
@@ -170,13 +186,7 @@ class Packer:
             start = 0
             for phrase in description.phrases:
                 start = phrase_end(words, phrase, start)
-                tokens: list[int] = []
-                has: list[int] = []
-                for image, (scene, cover) in enumerate(zip(item.scenes, covers, strict=True)):
-                    found = self._shown(0, sizes, scene, cover, image, phrase.fits)
-                    tokens += found
-                    has += [names[image]] if found else []
-                ask.looks.append((2 + start, tokens, has, word_ids(self.tokenizer, phrase.words()).tolist()))
+                ask.looks.append(self._look(2 + start, phrase, item.scenes, shown, starts, names))
                 start += 1
             asks.append(ask)
         return Packed(ids, list(range(first_image, first_image + len(names))), names, asks)
@@ -192,14 +202,9 @@ class Packer:
             ids += [name, self.open, *[self.image] * size, self.close]
         ask = Ask(self.encode(f"change: {item.text} answer:"), names[item.target], names, kind="composed")
         words = item.text.split()
-        tokens: list[int] = []
-        has: list[int] = []
-        for image, (scene, cover) in enumerate(zip(item.scenes, covers[1:], strict=True), start=1):
-            found = self._shown(0, sizes, scene, cover, image, item.changed.fits)
-            tokens += found
-            has += [names[image - 1]] if found else []
         row = 2 + words.index(item.changed.colour or "")
-        ask.looks.append((row, tokens, has, word_ids(self.tokenizer, item.changed.words()).tolist()))
+        shown, starts = [shown_by(cover) for cover in covers[1:]], list(accumulate(sizes))[:-1]
+        ask.looks.append(self._look(row, item.changed, item.scenes, shown, starts, names))
         images = list(range(first_image, first_image + 1 + len(names)))
         return Packed(ids, images, [-1, *names], [ask])
 
@@ -207,6 +212,7 @@ class Packer:
         ids = [self.open, *[self.image] * cover[0].size, self.close]
         yes_no = word_ids(self.tokenizer, ["yes", "no"]).tolist()
         colours = word_ids(self.tokenizer, COLOURS).tolist()
+        shown = shown_by(cover)
         asks = []
         for item in items:
             kind = "yes-no" if item.answer in ("yes", "no") else "colour"
@@ -217,10 +223,9 @@ class Packer:
                 yes_no if kind == "yes-no" else colours,
                 kind=kind,
             )
-            tokens = self._shown(0, [cover[0].size], item.scene, cover, 0, item.phrase.fits)
-            words = item.text.split()
-            row = 2 + words.index(item.phrase.words()[-1])
-            ask.looks.append((row, tokens, [], word_ids(self.tokenizer, item.phrase.words()).tolist()))
+            row = 2 + item.text.split().index(item.phrase.words()[-1])
+            _, tokens, _, words = self._look(row, item.phrase, [item.scene], [shown], [0], [-1])
+            ask.looks.append((row, tokens, [], words))  # no candidate, no identifier
             asks.append(ask)
         return Packed(ids, [first_image], [-1], asks)
 
@@ -291,9 +296,7 @@ def ranking_loss(model: Any, batch: Batch, helpers: Helpers) -> tuple[Tensor, di
         facts["binding"] = binding.item()
 
     # Phrase: its last word knows all its attribute words.
-    asked = [
-        (b, start + row, look) for b, start, ask in batch.asks for look in ask.looks for row in [look[0]]
-    ]
+    asked = [(b, start + look[0], look) for b, start, ask in batch.asks for look in ask.looks]
     b_index = torch.tensor([b for b, _, _ in asked])
     places = torch.tensor([place for _, place, _ in asked])
     phrase_logits = head(norm(states[helpers.phrase_layer + 1][b_index, places])).log_softmax(-1)
@@ -308,9 +311,9 @@ def ranking_loss(model: Any, batch: Batch, helpers: Helpers) -> tuple[Tensor, di
             layer = helpers.look_layers[min(number, len(helpers.look_layers) - 1)]
             looks.setdefault(layer, []).append((b, start + look[0], look))
     attention, bags = [], []
+    rotary = text.rotary_emb(batch.embeds, batch.positions)
     for layer, entries in looks.items():
         module = text.layers[layer]
-        rotary = text.rotary_emb(batch.embeds, batch.positions)
         for b in sorted({entry[0] for entry in entries}):
             mine = [(place, look) for row, place, look in entries if row == b]
             place = torch.tensor([p for p, _ in mine])
