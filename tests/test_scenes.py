@@ -21,7 +21,7 @@ from radical_rerank.scenes.batches import (
     patchify,
     shown_by,
 )
-from radical_rerank.scenes.drawing import SPLITS, render
+from radical_rerank.scenes.drawing import SPLITS, Scene, render
 from radical_rerank.scenes.lists import make_composed, make_list, make_questions
 from radical_rerank.scenes.world import (
     COLOURS,
@@ -140,7 +140,7 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
             value.update(image.tobytes())
         value.update(" ".join(d.text() for d in item.descriptions).encode())
         composed = make_composed("test", 5, 6)
-        value.update(composed.text.encode() + render(composed.scenes[3])[0].tobytes())
+        value.update(composed.changes[0].text.encode() + composed.images[3].tobytes())
         return value.hexdigest()
 
     first = digest()
@@ -200,19 +200,44 @@ def test_cell_labels() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_composed_queries_have_one_answer(seed: int) -> None:
-    item = make_composed("test", seed, 20)
-    _, shape, _, colour, _, _, old = item.text.split()
-    reference = sorted((t.colour, t.shape, t.size) for t in item.reference.things)
-    wanted = sorted((colour if (c, s) == (old, shape) else c, s, z) for c, s, z in reference)
-    assert wanted != reference
-    fits = [
-        i
-        for i, s in enumerate(item.scenes)
-        if sorted((t.colour, t.shape, t.size) for t in s.things) == wanted
-    ]
-    assert fits == [item.target]
-    with_change = [s for s in item.scenes if any(item.changed.fits(t) for t in s.things)]
-    assert len(with_change) > 1  # the words alone do not decide
+    item = make_composed("test", seed, 20, queries=3)
+
+    def kinds(scene: Scene) -> list[tuple[str, str, str]]:
+        return sorted((t.colour, t.shape, t.size) for t in scene.things)
+
+    for change in item.changes:
+        _, shape, _, colour, _, _, old = change.text.split()
+        reference = kinds(item.reference)
+        wanted = sorted((colour if (c, s) == (old, shape) else c, s, z) for c, s, z in reference)
+        assert wanted != reference
+        assert [i for i, s in enumerate(item.scenes) if kinds(s) == wanted] == [change.target]
+        with_change = [s for s in item.scenes if any(change.new.fits(t) for t in s.things)]
+        assert len(with_change) > 1  # the words alone do not decide
+        with_rest = [s for s in item.scenes if all(any(p.fits(t) for t in s.things) for p in change.kept)]
+        assert len(with_rest) > 1  # nor does likeness to the reference
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 50, 120])
+def test_composed_lists_of_any_length(count: int) -> None:
+    item = make_composed("test", 4, count, queries=6)
+    assert len(item.scenes) == count
+    assert 1 <= len(item.changes) <= count
+
+
+def test_a_smaller_picture_shows_the_same_things() -> None:
+    scene = make_list("test", 0, 1).scenes[0]
+    image, cover = render(scene)
+    small, less = drawing.shrink(image, cover, 0.5)
+    assert (
+        (small.height // 16, small.width // 16)
+        == less.shape[1:]
+        == tuple(round(side / 2) for side in cover.shape[1:])
+    )
+    # A thing keeps its share of the picture, and the fullest cell is where it was.
+    np.testing.assert_allclose(less.mean((1, 2)), cover.mean((1, 2)), rtol=0.02)
+    for before, after in zip(cover, less, strict=True):
+        old, new = (np.array(np.unravel_index(c.argmax(), c.shape)) / c.shape for c in (before, after))
+        assert np.abs(old - new).max() <= 0.5
 
 
 def test_questions_are_answered_by_the_scene() -> None:
@@ -343,6 +368,8 @@ def test_training_resumes_to_the_same_state(tmp_path) -> None:
     ):
         assert torch.equal(a, b), name
     logs = [[json.loads(line) for line in run.log.read_text().splitlines()] for run in (whole, resumed)]
+    for record in [*logs[0], *logs[1]]:
+        assert record.pop("seconds") > 0
     assert logs[0] == logs[1]
     assert [record["step"] for record in logs[0]] == list(range(10))
     assert "validation R@1" in logs[0][8]

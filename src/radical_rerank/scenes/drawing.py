@@ -72,6 +72,22 @@ def render(scene: Scene) -> tuple[Image.Image, np.ndarray]:
     return Image.fromarray(canvas.clip(0, 255).astype(np.uint8)), cover
 
 
+def shrink(image: Image.Image, cover: np.ndarray, factor: float) -> tuple[Image.Image, np.ndarray]:
+    """The picture at a lower resolution, sides again multiples of a cell, and what its cells then show."""
+    rows, columns = (max(2, round(side * factor)) for side in cover.shape[1:])
+    small = image.resize((columns * CELL, rows * CELL), Image.Resampling.BICUBIC)
+    down, across = (_overlap(*sides) for sides in zip((rows, columns), cover.shape[1:], strict=True))
+    return small, (down @ cover @ across.T).astype(np.float32)
+
+
+def _overlap(new: int, old: int) -> np.ndarray:
+    """(new, old) how much of each of `new` equal parts of a line lies in each of `old` equal parts."""
+    edges = np.arange(new + 1) * old / new
+    part = np.arange(old)
+    low, high = np.maximum(edges[:-1, None], part), np.minimum(edges[1:, None], part + 1)
+    return (high - low).clip(min=0) * new / old
+
+
 def _corner(
     scene: Scene, slot: tuple[int, int], reach: int, shape: tuple[int, ...], rng: np.random.Generator
 ) -> tuple[int, int]:

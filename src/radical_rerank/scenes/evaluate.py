@@ -54,9 +54,9 @@ def composed_quality(
     ranks = []
     for seed in track(range(lists)):
         item = make_composed(split, seed, count)
-        query = Query(item.text, render(item.reference)[0])
-        order = reranker.rank(query, [render(scene)[0] for scene in item.scenes]).order
-        ranks.append((reciprocal_rank(order, item.target), float(order[0] == item.target)))
+        change = item.changes[0]
+        order = reranker.rank(Query(change.text, item.rendered[0][0]), item.images).order
+        ranks.append((reciprocal_rank(order, change.target), float(order[0] == change.target)))
     return _means(ranks)
 
 

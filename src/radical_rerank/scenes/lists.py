@@ -5,6 +5,7 @@ The same seed gives the same data, byte for byte; splits never share a seed's st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -179,75 +180,85 @@ def _phrase(rng: Rng, thing: Thing, *, place: float) -> Phrase:
 
 
 @dataclass(frozen=True)
-class Composed:
-    """A reference scene, a change in words, and candidates of which one shows the reference after it."""
+class Change:
+    """A change in words, what it leads to, and the one candidate that shows the reference after it."""
 
-    reference: Scene
     text: str
-    changed: Phrase
-    scenes: tuple[Scene, ...]
+    new: Phrase
+    kept: tuple[Phrase, ...]
+    """the small things of the reference that stay as they are"""
     target: int
 
 
-def make_composed(split: str, seed: int, count: int) -> Composed:
-    """Negatives show the reference unchanged, changed otherwise, or changed rightly but not the reference."""
+@dataclass(frozen=True)
+class Composed:
+    """A reference scene, changes to it, and candidates of which one each shows the reference after it."""
+
+    reference: Scene
+    scenes: tuple[Scene, ...]
+    changes: tuple[Change, ...]
+
+    @cached_property
+    def rendered(self) -> list[tuple[Image.Image, np.ndarray]]:
+        """The reference first."""
+        return [render(scene) for scene in (self.reference, *self.scenes)]
+
+    @property
+    def images(self) -> list[Image.Image]:
+        return [image for image, _ in self.rendered[1:]]
+
+
+def make_composed(split: str, seed: int, count: int, *, queries: int = 1) -> Composed:
+    """The reference's small things in other colours, each combination once.
+
+    So some negatives show the change but not the rest of the reference, some the rest without the change,
+    and one may be the reference itself. There are at most `queries` changes, fewer for few candidates.
+    """
     rng = stream(split, 1, seed)
     large = _large(rng, 1)
-    colours, shapes = [str(c) for c in rng.permutation(COLOURS)], [str(s) for s in rng.permutation(SHAPES)]
+    shapes = [str(s) for s in rng.permutation([s for s in SHAPES if s != large[0].shape])]
     small = [
-        Thing(shapes[i], colours[int(rng.integers(5))], "small", (0, 0))
-        for i in range(int(rng.integers(2, 4)))
+        Thing(shapes[i], "", "small", (0, 0)) for i in range(2 if rng.random() < 0.5 and count < 60 else 3)
     ]
-    placed = place_things(rng, large, small, same_layout=True)
-    reference = compose_scene(rng, split, placed)
-    things = [thing for thing in placed if thing.size == "small"]
-    old = things[int(rng.integers(len(things)))]
-    new = replace(old, colour=str(rng.choice([c for c in COLOURS if c != old.colour])))
-    wanted = _kinds([new if thing == old else thing for thing in things])
-    pool: list[list[Thing]] = []
+    palettes = [[str(c) for c in rng.permutation(COLOURS)] for _ in small]
+    sides = [1] * len(small)
+    while math.prod(sides) < count + 1:
+        sides[sides.index(min(sides))] += 1
+    combinations = [
+        tuple(palette[i] for palette, i in zip(palettes, place, strict=True)) for place in np.ndindex(*sides)
+    ]
+    first = combinations[0]
+    near = [c for c in combinations if sum(a != b for a, b in zip(c, first, strict=True)) == 1]
+    wanted = [near[i] for i in rng.permutation(len(near))[: min(queries, count)]]
+    others = [c for c in combinations if c not in wanted]
+    chosen = wanted + [others[i] for i in rng.permutation(len(others))[: count - len(wanted)]]
+    layout = place_things(rng, large, small, same_layout=True)[len(large) :]
 
-    def other_colour(thing: Thing, *banned: str) -> Thing:
-        return replace(
-            thing, colour=str(rng.choice([c for c in colours[:6] if c not in (thing.colour, *banned)]))
-        )
+    def scene_of(colours: tuple[str, ...], things: Sequence[Thing]) -> Scene:
+        shown = [replace(thing, colour=colour) for thing, colour in zip(things, colours, strict=True)]
+        return compose_scene(rng, split, [*large, *shown])
 
-    while len(pool) < count - 1:
-        draw = rng.random()
-        rest = [thing for thing in things if thing != old]
-        if draw < 0.08:
-            variant = things
-        elif draw < 0.4:
-            variant = [other_colour(old, new.colour), *rest]
-        elif draw < 0.6:
-            victim = rest[int(rng.integers(len(rest)))]
-            variant = [old, *(replace(t, colour=new.colour) if t == victim else t for t in rest)]
-        elif draw < 0.85:
-            victim = rest[int(rng.integers(len(rest)))]
-            variant = [new, *(other_colour(t) if t == victim else t for t in rest)]
-        else:
-            variant = _small(rng, colours[:5], shapes[:5], len(things))
-        if _kinds(variant) != wanted:
-            pool.append(list(variant))
-    candidates = [*pool, [new if thing == old else thing for thing in things]]
+    reference = scene_of(first, layout)
     order = [int(i) for i in rng.permutation(count)]
     scenes = []
     for number in order:
-        variant = candidates[number]
-        moved = (
-            variant
-            if rng.random() < 0.5
-            else place_things(rng, large, variant, same_layout=True)[len(large) :]
+        moved = rng.random() < 0.5
+        things = place_things(rng, large, small, same_layout=True)[len(large) :] if moved else layout
+        scenes.append(scene_of(chosen[number], things))
+    changes = []
+    for number, colours in enumerate(wanted):
+        at = next(i for i, (a, b) in enumerate(zip(colours, first, strict=True)) if a != b)
+        changes.append(
+            Change(
+                f"the {shapes[at]} is {colours[at]} instead of {first[at]}",
+                Phrase(colours[at], shapes[at]),
+                tuple(
+                    Phrase(c, t.shape) for i, (c, t) in enumerate(zip(first, small, strict=True)) if i != at
+                ),
+                order.index(number),
+            )
         )
-        if len({thing.slot for thing in moved}) < len(moved) or moved[0].slot == (0, 0):
-            moved = place_things(rng, large, variant, same_layout=True)[len(large) :]
-        scenes.append(compose_scene(rng, split, [*placed[: len(large)], *moved]))
-    text = f"the {old.shape} is {new.colour} instead of {old.colour}"
-    target = order.index(count - 1)
-    return Composed(reference, text, Phrase(new.colour, new.shape), tuple(scenes), target)
-
-
-def _kinds(things: Sequence[Thing]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((thing.colour, thing.shape) for thing in things))
+    return Composed(reference, tuple(scenes), tuple(changes))
 
 
 # Questions about one scene.

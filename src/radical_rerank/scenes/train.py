@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from radical_rerank.files import replacing
 from radical_rerank.scenes.batches import OTHER_WORDS, WORDS
 from radical_rerank.scenes.model import make_config, make_model, make_tokenizer, save_model
 from radical_rerank.scenes.training import (
+    SHRINK,
     Helpers,
     Packer,
     alignment_batch,
@@ -45,7 +47,8 @@ class Phase:
     lists: int
     similarity: float
     extras: int = 4
-    """every so many steps a composed query and questions join; 0 for never"""
+    """every so many steps changes to a reference and questions join, every eighth list is of small pictures;
+    0 for neither"""
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,9 @@ class Plan:
     phases: tuple[Phase, ...] = (
         Phase(500, 4, 8, 6, 0.3, extras=0),
         Phase(250, 6, 8, 5, 0.5),
-        Phase(250, 8, 8, 4, 0.6),
-        Phase(400, 12, 10, 2, 0.7),
-        Phase(900, 20, 14, 1, 0.7),
+        Phase(250, 8, 10, 3, 0.6),
+        Phase(300, 12, 14, 2, 0.7),
+        Phase(1500, 20, 20, 1, 0.7),
     )
     lr: float = 2e-3
     fade_from: float = 0.6
@@ -163,10 +166,11 @@ class Training:
                 queries=phase.queries,
                 lists=phase.lists,
                 similarity=phase.similarity,
+                factor=SHRINK[at // 8 % len(SHRINK)] if phase.extras and at % 8 == 6 else 1.0,
             )
         ]
         if phase.extras and at % phase.extras == 0:
-            batches.append(draw_composed(self.packer, self.model, "train", seed, count=count))
+            batches.append(draw_composed(self.packer, self.model, "train", seed, count=count, queries=6))
             batches.append(draw_questions(self.packer, self.model, "train", seed, scenes=8))
         results = [ranking_loss(self.model, batch, helpers) for batch in batches]
         facts = {name: value for _, found in reversed(results) for name, value in found.items()}
@@ -293,10 +297,11 @@ def train(
 def _steps(training: Training, save_every: int) -> Iterator[dict[str, float]]:
     plan = training.plan
     while training.step < plan.steps:
-        step = training.step
+        step, began = training.step, perf_counter()
         facts = training.advance()
         if step >= plan.align_steps and (training.step - plan.align_steps) % plan.validate_every == 0:
             facts["validation R@1"] = training.validate()
+        facts["seconds"] = perf_counter() - began
         with training.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **{k: round(v, 5) for k, v in facts.items()}}) + "\n")
         if training.step % save_every == 0 or training.step == plan.steps:

@@ -34,7 +34,7 @@ from radical_rerank.scenes.batches import (
     phrase_end,
     shown_by,
 )
-from radical_rerank.scenes.drawing import Scene, random_background, render
+from radical_rerank.scenes.drawing import Scene, random_background, render, shrink
 from radical_rerank.scenes.lists import (
     Composed,
     Question,
@@ -51,6 +51,7 @@ from radical_rerank.scenes.muon import Muon
 from radical_rerank.scenes.world import COLOURS, SHAPES, Phrase, Thing
 
 TOKEN_NORM = 1.5
+SHRINK = (0.5, 0.6, 0.7, 0.8)
 
 
 # Stage A: what a cell shows.
@@ -100,7 +101,10 @@ def alignment_loss(
 
 
 def alignment_batch(model: Any, tokenizer: Any, scenes: Sequence[Scene]) -> tuple[Tensor, dict[str, float]]:
+    """Every fourth picture is shown at a lower resolution, so that the tower reads small pictures too."""
     pictures = [render(scene) for scene in scenes]
+    for number in range(0, len(pictures), 4):
+        pictures[number] = shrink(*pictures[number], SHRINK[number // 4 % len(SHRINK)])
     tokens, _, _ = encode_images(model, [image for image, _ in pictures])
     labels, dominant, kinds = [], [], []
     for scene, (_, cover) in zip(scenes, pictures, strict=True):
@@ -152,24 +156,25 @@ class Packer:
     def _look(
         self,
         row: int,
-        phrase: Phrase,
+        phrases: Sequence[Phrase],
         scenes: Sequence[Scene],
         shown: Sequence[np.ndarray],
         starts: Sequence[int],
         names: Sequence[int],
     ) -> tuple[int, list[int], list[int], list[int]]:
-        """What a phrase that ends in `row` should find: see `Ask.looks`.
+        """What phrases that `row` stands for should find: see `Ask.looks`.
 
         shown, starts, names: per scene, which cells show which thing, its first visual token, its identifier.
         """
         tokens: list[int] = []
         has: list[int] = []
         for scene, cells, start, name in zip(scenes, shown, starts, names, strict=True):
-            hits = [number for number, thing in enumerate(scene.things) if phrase.fits(thing)]
-            if hits:
-                tokens += [start + int(cell) for cell in np.flatnonzero(cells[hits].any(0))]
+            hits = [i for i, thing in enumerate(scene.things) if any(p.fits(thing) for p in phrases)]
+            tokens += [start + int(cell) for cell in np.flatnonzero(cells[hits].any(0))]
+            if all(any(p.fits(thing) for thing in scene.things) for p in phrases):
                 has.append(name)
-        return row, tokens, has, word_ids(self.tokenizer, phrase.words()).tolist()
+        words = [word for phrase in phrases for word in phrase.words()]
+        return row, tokens, has, word_ids(self.tokenizer, words).tolist()
 
     def pack_list(self, item: SceneList, first_image: int, rng: np.random.Generator) -> Packed:
         names = self.identifiers(rng, len(item.scenes))
@@ -186,27 +191,32 @@ class Packer:
             start = 0
             for phrase in description.phrases:
                 start = phrase_end(words, phrase, start)
-                ask.looks.append(self._look(2 + start, phrase, item.scenes, shown, starts, names))
+                ask.looks.append(self._look(2 + start, [phrase], item.scenes, shown, starts, names))
                 start += 1
             asks.append(ask)
         return Packed(ids, list(range(first_image, first_image + len(names))), names, asks)
 
-    def pack_composed(
-        self, item: Composed, covers: Sequence[np.ndarray], first_image: int, rng: np.random.Generator
-    ) -> Packed:
-        """covers: of the reference, then of the candidates."""
+    def pack_composed(self, item: Composed, first_image: int, rng: np.random.Generator) -> Packed:
         names = self.identifiers(rng, len(item.scenes))
+        covers = [cover for _, cover in item.rendered]
         sizes = [cover[0].size for cover in covers]
         ids = [self.reference, self.open, *[self.image] * sizes[0], self.close]
         for name, size in zip(names, sizes[1:], strict=True):
             ids += [name, self.open, *[self.image] * size, self.close]
-        ask = Ask(self.encode(f"change: {item.text} answer:"), names[item.target], names, kind="composed")
-        words = item.text.split()
-        row = 2 + words.index(item.changed.colour or "")
         shown, starts = [shown_by(cover) for cover in covers[1:]], list(accumulate(sizes))[:-1]
-        ask.looks.append(self._look(row, item.changed, item.scenes, shown, starts, names))
+        asks = []
+        for change in item.changes:
+            words = change.text.split()
+            ask = Ask(
+                self.encode(f"change: {change.text} answer:"), names[change.target], names, kind="composed"
+            )
+            # The new colour stands for what is new, "instead" for what the reference shows besides.
+            for word, phrases in ((change.new.colour or "", [change.new]), ("instead", change.kept)):
+                row = 2 + words.index(word)
+                ask.looks.append(self._look(row, phrases, item.scenes, shown, starts, names))
+            asks.append(ask)
         images = list(range(first_image, first_image + 1 + len(names)))
-        return Packed(ids, images, [-1, *names], [ask])
+        return Packed(ids, images, [-1, *names], asks)
 
     def pack_questions(self, items: Sequence[Question], cover: np.ndarray, first_image: int) -> Packed:
         ids = [self.open, *[self.image] * cover[0].size, self.close]
@@ -224,7 +234,7 @@ class Packer:
                 kind=kind,
             )
             row = 2 + item.text.split().index(item.phrase.words()[-1])
-            _, tokens, _, words = self._look(row, item.phrase, [item.scene], [shown], [0], [-1])
+            _, tokens, _, words = self._look(row, [item.phrase], [item.scene], [shown], [0], [-1])
             ask.looks.append((row, tokens, [], words))  # no candidate, no identifier
             asks.append(ask)
         return Packed(ids, [first_image], [-1], asks)
@@ -362,23 +372,26 @@ def draw_lists(
     queries: int,
     lists: int,
     similarity: float,
+    factor: float = 1.0,
 ) -> Batch:
-    """Lists of `count` scenes with so many queries each."""
+    """Lists of `count` scenes with so many queries each, their sides scaled by `factor`."""
     rng = stream(split, 7, seed)
     items = [
         make_list(split, seed * 64 + part, count, queries=queries, similarity=similarity)
         for part in range(lists)
     ]
+    if factor < 1:
+        for item in items:
+            item.rendered[:] = [shrink(*picture, factor) for picture in item.rendered]
     prompts = [packer.pack_list(item, part * count, rng) for part, item in enumerate(items)]
     return _collated(model, prompts, [image for item in items for image in item.images])
 
 
-def draw_composed(packer: Packer, model: Any, split: str, seed: int, *, count: int) -> Batch:
-    """One composed query over `count` scenes."""
-    item = make_composed(split, seed, count)
-    pictures = [render(scene) for scene in (item.reference, *item.scenes)]
-    prompt = packer.pack_composed(item, [cover for _, cover in pictures], 0, stream(split, 8, seed))
-    return _collated(model, [prompt], [image for image, _ in pictures])
+def draw_composed(packer: Packer, model: Any, split: str, seed: int, *, count: int, queries: int) -> Batch:
+    """Changes to one reference over `count` scenes."""
+    item = make_composed(split, seed, count, queries=queries)
+    prompt = packer.pack_composed(item, 0, stream(split, 8, seed))
+    return _collated(model, [prompt], [image for image, _ in item.rendered])
 
 
 def draw_questions(packer: Packer, model: Any, split: str, seed: int, *, scenes: int) -> Batch:
