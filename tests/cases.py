@@ -7,9 +7,11 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from PIL import Image
 
 from radical_rerank.backbones.tiny import tiny_config, tiny_model
 from radical_rerank.pruning import Layout, Profile
+from radical_rerank.scenes.lists import make_list
 
 IMAGE, START, END, VOCABULARY = 255, 254, 253, 256
 LAYERS = 8
@@ -90,3 +92,9 @@ def stack(cases: list[Case]) -> dict[str, Any]:
         if name in cases[0].inputs:
             batch[name] = torch.cat([case.inputs[name] for case in cases])
     return batch
+
+
+def draw_list(seed: int, count: int) -> tuple[str, list[Image.Image]]:
+    """A query and generated scenes."""
+    item = make_list("train", seed, count, similarity=0.3)
+    return item.descriptions[0].text(), item.images

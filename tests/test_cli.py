@@ -9,8 +9,7 @@ import pytest
 
 from radical_rerank.cli import main
 from radical_rerank.pruning import METHODS, Profile
-from radical_rerank.reranking.pictures import draw_list
-from tests.cases import PROFILE
+from tests.cases import PROFILE, draw_list
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ import torch
 import radical_rerank
 from radical_rerank.backbones import Backbone
 from radical_rerank.pruning import METHODS, Profile, Pruner, Stage, StageView
-from radical_rerank.reranking.pictures import draw_list
-from tests.cases import PROFILE, make_case, model_of
+from tests.cases import PROFILE, draw_list, make_case, model_of
 
 ROOT = Path(__file__).parents[1]
 

@@ -15,12 +15,11 @@ from radical_rerank.backbones import Backbone
 from radical_rerank.backbones.tiny import TINY_FAMILIES
 from radical_rerank.errors import CalibrationError, InputError, ScoringError, UnsupportedModelError
 from radical_rerank.pruning import Profile
-from radical_rerank.reranking.pictures import draw_list
-from tests.cases import PROFILE
+from tests.cases import PROFILE, draw_list
 
 
 def pictures(seed: int, count: int) -> tuple[str, list[Image.Image]]:
-    return draw_list(seed, count)[:2]
+    return draw_list(seed, count)
 
 
 @pytest.fixture(scope="module")

@@ -12,15 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radical_rerank.scenes import drawing
-from radical_rerank.scenes.batches import (
-    WORDS,
-    Packed,
-    collate,
-    encode_images,
-    label_cells,
-    patchify,
-    shown_by,
-)
 from radical_rerank.scenes.drawing import SPLITS, Scene, render
 from radical_rerank.scenes.lists import make_composed, make_list, make_questions
 from radical_rerank.scenes.world import (
@@ -32,6 +23,15 @@ from radical_rerank.scenes.world import (
     Phrase,
     Thing,
     stands,
+)
+from radical_rerank.training.batches import (
+    WORDS,
+    Packed,
+    collate,
+    encode_images,
+    label_cells,
+    patchify,
+    shown_by,
 )
 
 slots = st.tuples(st.integers(0, 3), st.integers(0, 3))
@@ -260,7 +260,7 @@ def test_questions_are_answered_by_the_scene() -> None:
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory: pytest.TempPathFactory):
-    from radical_rerank.scenes.model import make_config, make_model, make_tokenizer, save_model
+    from radical_rerank.training.model import make_config, make_model, make_tokenizer, save_model
 
     tokenizer = make_tokenizer()
     model = make_model(make_config(tokenizer), seed=3)
@@ -301,7 +301,7 @@ def test_patches_are_the_image_processor_s(untrained) -> None:
 def test_packed_queries_score_as_single_prompts_do(untrained) -> None:
     """Many queries behind one set of images, under the block mask, against the Reranker."""
     from radical_rerank import Reranker
-    from radical_rerank.scenes.training import Packer, forward
+    from radical_rerank.training.losses import Packer, forward
 
     reranker = Reranker.from_pretrained(untrained, "dense")
     model, tokenizer = reranker.backbone.model, reranker.backbone.tokenizer
@@ -333,7 +333,7 @@ def test_packed_queries_score_as_single_prompts_do(untrained) -> None:
 
 
 def small_plan(**changes):
-    from radical_rerank.scenes.train import Phase, Plan
+    from radical_rerank.training.run import Phase, Plan
 
     phases = (Phase(3, 3, 2, 1, 0.3, extras=2), Phase(2, 4, 2, 1, 0.5, extras=0))
     options = {"layers": 8, "align_steps": 5, "align_scenes": 6, "phases": phases, "validate_every": 4}
@@ -345,7 +345,7 @@ def test_training_resumes_to_the_same_state(tmp_path) -> None:
 
     from radical_rerank import Reranker
     from radical_rerank.errors import InputError
-    from radical_rerank.scenes.train import Training, train
+    from radical_rerank.training.run import Training, train
 
     whole = train(tmp_path / "whole", small_plan(), save_every=4)
     kills = {3, 7, 9}
@@ -382,7 +382,7 @@ def test_training_resumes_to_the_same_state(tmp_path) -> None:
 
 
 def test_the_alignment_loss_falls(tmp_path) -> None:
-    from radical_rerank.scenes.train import Training
+    from radical_rerank.training.run import Training
 
     training = Training(small_plan(align_steps=14, align_scenes=12), tmp_path)
     losses = [training.advance()["loss"] for _ in range(14)]
@@ -390,7 +390,7 @@ def test_the_alignment_loss_falls(tmp_path) -> None:
 
 
 def test_roc_auc() -> None:
-    from radical_rerank.scenes.evaluate import roc_auc
+    from radical_rerank.training.evaluate import roc_auc
 
     score = torch.tensor([0.1, 0.4, 0.4, 0.9, 0.2])
     positive = torch.tensor([False, True, False, True, False])
@@ -399,7 +399,7 @@ def test_roc_auc() -> None:
 
 
 def test_muon_orthogonalizes() -> None:
-    from radical_rerank.scenes.muon import orthogonalize
+    from radical_rerank.training.muon import orthogonalize
 
     for shape in ((16, 16), (8, 24), (24, 8)):
         matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))

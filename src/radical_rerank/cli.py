@@ -1,4 +1,4 @@
-"""The command line: `radical rank`, `calibrate`, `methods`, `demo`, `scenes train`.
+"""The command line: `radical rank`, `calibrate`, `methods`, `demo`, `scenes train`, `scenes evaluate`.
 
 Tables for people, `--json` for programs; errors go to stderr in one line, with exit code 2.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from radical_rerank.errors import InputError, RadicalError
+from radical_rerank.files import EMBEDDED
 
 app = typer.Typer(
     help="Listwise image reranking with vision-language models, at a fraction of their visual tokens.",
@@ -37,7 +39,9 @@ Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, …; by defa
 def rank(
     query: Annotated[str, typer.Argument(help="What to look for, in words.")],
     images: Annotated[list[str], typer.Argument(help="Image files, the candidates.", metavar="IMAGE...")],
-    model: Annotated[str | None, typer.Option(help="A model id or a folder.")] = None,
+    model: Annotated[
+        str, typer.Option(help="A model id or a folder; by default the small model of scenes that ships.")
+    ] = EMBEDDED,
     method: Annotated[str, typer.Option(help="A name from `radical methods`.")] = "radical",
     keep: Annotated[float, typer.Option(help="The fraction of visual tokens that is kept.")] = 0.2,
     top_k: Annotated[int | None, typer.Option(help="Show only the best so many.")] = None,
@@ -57,8 +61,6 @@ def rank(
     from radical_rerank.reranking import Reranker
 
     pruner = build(method, keep=keep)
-    if model is None:
-        raise InputError("name a model with --model, for example Qwen/Qwen3-VL-4B-Instruct or a folder")
     missing = [image for image in [*images, *([reference] if reference else [])] if not Path(image).exists()]
     if missing and on_error == "raise":  # before a large model is loaded in vain
         raise InputError(f"{missing[0]} does not exist")
@@ -167,11 +169,48 @@ def methods(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def demo(as_json: AsJson = False) -> None:
-    """Rank generated pictures with a tiny random model: the machinery, not the quality."""
+def demo(
+    out: Annotated[str, typer.Option(help="The folder of the page.")] = "demo",
+    queries: Annotated[int, typer.Option(min=1, help="How many queries.")] = 8,
+    size: Annotated[int, typer.Option(min=20, help="How many scenes the gallery has.")] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """Search a gallery of generated scenes and rerank what is found, unpruned and pruned."""
     from radical_rerank.demo import run_demo
 
-    run_demo(as_json)
+    run_demo(Path(out), queries=queries, size=size, as_json=as_json)
+
+
+@scenes_app.command("evaluate")
+def scenes_evaluate(
+    model: Annotated[str, typer.Option(help="A folder that `radical scenes train` wrote.")] = EMBEDDED,
+    lists: Annotated[int, typer.Option(min=1, help="Held-out lists per figure.")] = 1000,
+    out: Annotated[str | None, typer.Option(help="Keep the figures here; a killed run goes on.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the figures of the embedded model's card on held-out scenes."""
+    from rich.progress import track
+
+    from radical_rerank.backbones import Backbone
+    from radical_rerank.training.evaluate import Card
+
+    console = Console(stderr=True)
+    card = Card(
+        Backbone.from_pretrained(model),
+        lists,
+        Path(out) if out else None,
+        lambda items, label: track(items, label, console=console),
+    )
+    figures = card.run()
+    if as_json:
+        _print_json(figures)
+        return
+    table = Table("figure", "values", title=f"{escape(model)}, {lists} lists", title_justify="left")
+    for name, values in figures.items():
+        table.add_row(
+            name, "  ".join(f"{key} {value:.3f}".removesuffix(".000") for key, value in values.items())
+        )
+    Console().print(table)
 
 
 @scenes_app.command("train")
@@ -185,7 +224,7 @@ def scenes_train(
     """Train a small listwise reranker on generated scenes, from scratch."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from radical_rerank.scenes.train import Plan, train
+    from radical_rerank.training.run import Plan, train
 
     chosen = Plan.load(plan, seed=seed) if plan else Plan(seed=seed)
     columns = (
@@ -240,6 +279,7 @@ def main(arguments: list[str] | None = None) -> None:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
+    warnings.showwarning = lambda message, *_: _say(f"note: {message}")
     try:
         app(arguments)
     except RadicalError as error:

@@ -1,77 +1,129 @@
-"""The demo: twenty generated pictures, ranked unpruned and pruned, by a tiny model with random weights."""
+"""The demo: find a scene among a thousand, first by embedding, then by the embedded reranker."""
 
 from __future__ import annotations
 
 import json
 import statistics
 import sys
-import tempfile
-import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.backbones.tiny import write_tiny
-from radical_rerank.pruning import Profile
-from radical_rerank.reranking import Reranker, calibrate
-from radical_rerank.reranking.pictures import draw_list
+from radical_rerank.evaluation.scene_sets import scenes_gallery
+from radical_rerank.report.page import Row, Section, write_page
+from radical_rerank.reranking import Ranking, Reranker
+from radical_rerank.retrieval import SceneEmbedder, nearest
 
-RUNS = 5
+METHODS = (("dense", 1.0), ("radical", 0.2), ("radical", 0.1))
+RUNS = 3
 
 
-def run_demo(as_json: bool = False) -> None:
-    console = Console(stderr=True)
-    query, images, _ = draw_list(seed=7, count=20)
-    with tempfile.TemporaryDirectory() as folder:
-        backbone = Backbone.from_pretrained(write_tiny(folder, "qwen3_vl", layers=16))
-        console.print("Qwen3-VL architecture, 16 layers, RANDOM weights: the order below means nothing,")
-        console.print("the tokens, the arithmetic saved and the time are real.")
-        profile = calibrate(backbone, [draw_list(seed, 20)[:2] for seed in range(4)])
-        rows = [
-            _measure(backbone, profile, method, keep, query, images)
-            for method, keep in (("dense", 1.0), ("radical", 0.2), ("radical", 0.1))
-        ]
+def run_demo(out: Path, *, queries: int = 8, size: int = 1000, as_json: bool = False) -> None:
+    console = Console(stderr=True, highlight=False)
+    data = scenes_gallery(size=size, queries=queries)
+    backbone = Backbone.from_pretrained()
+    console.print(f"embedding a gallery of {size} generated scenes")
+    embedder = SceneEmbedder(backbone)
+    gallery = embedder.embed_images([data.picture(name) for name in data.gallery])
+    _, found = nearest(embedder.embed_queries([task.text for task in data.tasks]), gallery, 20)
+    rerankers = [Reranker(backbone, method, keep=keep) for method, keep in METHODS]
+    rows, sections = [], []
+    for task, pool in zip(data.tasks, found.tolist(), strict=True):
+        names = [data.gallery[number] for number in pool]
+        images = [data.picture(name) for name in names]
+        relevant = [place for place, name in enumerate(names) if name in task.relevant]
+        console.print(f"ranking 20 candidates for “{escape(task.text)}”")
+        ran = [_timed(reranker, task.text, images) for reranker in rerankers]
+        row: dict[str, Any] = {"query": task.text, "first stage": _rank(range(20), relevant)}
+        shown = []
+        for reranker, (ranking, seconds) in zip(rerankers, ran, strict=True):
+            facts = _facts(ranking, relevant, seconds)
+            row[_name(reranker)] = facts
+            shown.append(Row(_name(reranker), _sentence(facts), ranking))
+        rows.append(row)
+        sections.append(Section(task.text, images, relevant, shown))
+    page = write_page(
+        out / "index.html",
+        "What decided the order",
+        f"A gallery of {size} generated scenes, 20 candidates by embedding, ranked listwise by the small "
+        "model that ships with the package. Move a slider to see which visual tokens are alive after each "
+        "stage: bright ones are, grey ones were dropped. A green frame is a match.",
+        sections,
+    )
     if as_json:
-        sys.stdout.write(json.dumps({"query": query, "weights": "random", "rows": rows}, indent=1) + "\n")
-        return
-    columns = ("method", "keep", "visual tokens", "FLOPs saved", "KV saved", "ms", "first five")
-    table = Table(*columns, title=f"“{query}”, 20 candidates")
-    for row in rows:
-        table.add_row(
-            row["method"],
-            f"{row['keep']:.0%}",
-            f"{row['visual_tokens']} → {row['visual_tokens_left']}",
-            f"{row['flops_saved']:.0%}",
-            f"{row['kv_saved']:.0%}",
-            f"{1000 * row['seconds']:.0f}",
-            " ".join(map(str, row["order"][:5])),
-        )
-    Console().print(table)
+        sys.stdout.write(json.dumps({"gallery": size, "rows": rows, "page": str(page)}, indent=1) + "\n")
+    else:
+        _print(rows, [_name(reranker) for reranker in rerankers])
+    console.print(f"the candidates in order, token by token: {page}")
 
 
-def _measure(
-    backbone: Backbone, profile: Profile, method: str, keep: float, query: str, images: list[Image.Image]
-) -> dict[str, Any]:
-    options: dict[str, Any] = {} if method == "dense" else {"calibration": profile}
-    reranker = Reranker(backbone, method, keep=keep, **options)
-    ranking = reranker.rank(query, images)  # fills the vision cache
+def _timed(reranker: Reranker, query: str, images: Sequence[Any]) -> tuple[Ranking, float]:
+    """The ranking, and the median seconds once the pictures are encoded."""
+    ranking = reranker.rank(query, images)
     seconds = []
     for _ in range(RUNS):
-        start = time.perf_counter()
         ranking = reranker.rank(query, images)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(sum(ranking.reports[0].seconds.values()))
+    return ranking, statistics.median(seconds)
+
+
+def _rank(order: Sequence[int], relevant: Sequence[int]) -> int | None:
+    """Where the first match is, from 1; None if there is none."""
+    return next((place for place, number in enumerate(order, start=1) if number in relevant), None)
+
+
+def _facts(ranking: Ranking, relevant: Sequence[int], seconds: float) -> dict[str, Any]:
     report = ranking.report
     assert report is not None
     return {
-        "method": method,
-        "keep": keep,
+        "rank": _rank(ranking.order, relevant),
         "visual_tokens": report.visual_tokens,
         "visual_tokens_left": report.visual_tokens_left,
         "flops_saved": report.flops_saved,
         "kv_saved": report.kv_saved,
-        "seconds": statistics.median(seconds),
-        "order": ranking.order,
+        "seconds": seconds,
     }
+
+
+def _sentence(facts: dict[str, Any]) -> str:
+    return (
+        f"match at {facts['rank'] or '–'}; {facts['visual_tokens']} → {facts['visual_tokens_left']} visual "
+        f"tokens, {facts['flops_saved']:.0%} of the FLOPs saved, {1000 * facts['seconds']:.0f} ms"
+    )
+
+
+def _name(reranker: Reranker) -> str:
+    method = type(reranker.pruner).__name__
+    return method if reranker.pruner.keep == 1 else f"{method} {reranker.pruner.keep:.0%}"
+
+
+def _print(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> None:
+    console = Console()
+    table = Table(title="rank of the first match among 20 candidates", title_justify="left")
+    table.add_column("query", overflow="fold")
+    for name in ("first stage", *methods):
+        table.add_column(name, justify="right")
+    for row in rows:
+        ranks = [row["first stage"], *(row[name]["rank"] for name in methods)]
+        table.add_row(escape(row["query"]), *(str(rank or "–") for rank in ranks))
+    console.print(table)
+    table = Table(title=f"means over {len(rows)} queries", title_justify="left")
+    for name in ("method", "visual tokens", "FLOPs saved", "KV saved", "ms"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for name in methods:
+        mean = {
+            key: statistics.mean(row[name][key] for row in rows) for key in rows[0][name] if key != "rank"
+        }
+        table.add_row(
+            name,
+            f"{mean['visual_tokens']:.0f} → {mean['visual_tokens_left']:.0f}",
+            f"{mean['flops_saved']:.0%}",
+            f"{mean['kv_saved']:.0%}",
+            f"{1000 * mean['seconds']:.0f}",
+        )
+    console.print(table)

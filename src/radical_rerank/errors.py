@@ -23,5 +23,9 @@ class CalibrationError(RadicalError):
     """A trust profile is missing or does not fit the model."""
 
 
+class OutOfWorldWarning(UserWarning):
+    """A query or a picture that the embedded model was not made for."""
+
+
 class ScoringError(RadicalError):
     """The model's answer cannot be turned into a ranking."""

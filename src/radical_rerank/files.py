@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and the folder of the embedded model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+EMBEDDED = "embedded"
+"""The name of the model that ships with the package"""
+
+
+def model_folder(name: str) -> Path:
+    """Where a model's own files lie, if it is one in a folder."""
+    return Path(__file__).parent / EMBEDDED if name == EMBEDDED else Path(name)
 
 
 @contextmanager

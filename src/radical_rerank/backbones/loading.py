@@ -14,6 +14,7 @@ from torch import Tensor
 
 from radical_rerank.backbones.families import Family, ImageFeatures, Pixels, decoder_shape, family_of
 from radical_rerank.errors import InputError, LayoutError, RadicalError
+from radical_rerank.files import EMBEDDED, model_folder
 from radical_rerank.method import DecoderShape
 from radical_rerank.pruning import Layout
 
@@ -34,20 +35,20 @@ class Backbone:
     @classmethod
     def from_pretrained(
         cls,
-        name: str | Path,
+        name: str | Path = EMBEDDED,
         *,
         device: str | None = None,
         dtype: str | torch.dtype | None = None,
         attn_implementation: str | None = None,
     ) -> Backbone:
-        """Load from a folder or by model id.
+        """Load from a folder or by model id; by default the small model of scenes that ships in the package.
 
         device: by default the accelerator if there is one. dtype: by default the checkpoint's own on
         an accelerator, float32 on a CPU.
         """
         from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-        name = str(name)
+        asked, name = str(name), str(model_folder(str(name)))
         if name.startswith((".", "/", "~")) and not Path(name).is_dir():
             raise InputError(f"there is no folder {name}")
         if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
@@ -67,7 +68,8 @@ class Backbone:
             raise
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise InputError(f"cannot load the model {name!r}: {reason}") from error
+            raise InputError(f"cannot load the model {asked!r}: {reason}") from error
+        model.config._name_or_path = asked
         if tokenizer.chat_template is None:
             tokenizer.chat_template = _processor_chat_template(name)
         return cls(model.to(device).eval(), tokenizer, image_processor)

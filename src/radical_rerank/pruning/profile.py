@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from radical_rerank.errors import CalibrationError
-from radical_rerank.files import replacing
+from radical_rerank.files import model_folder, replacing
 from radical_rerank.method import trust
 
 FILE_NAME = "radical_profile.json"
@@ -97,7 +97,7 @@ class Profile:
             profile = cls._parse(entry.read_text(encoding="utf-8"))
             if profile.model == model:
                 return profile
-        for path in (Path(model) / FILE_NAME if model else None, cls.cache_path(model)):
+        for path in (model_folder(model) / FILE_NAME if model else None, cls.cache_path(model)):
             if path is not None and path.is_file():
                 return cls.load(path)
         return None
@@ -112,7 +112,7 @@ class Profile:
         root = os.environ.get("RADICAL_CACHE")
         base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         state = model
-        folder = Path(model)
+        folder = model_folder(model)
         if model and folder.is_dir():
             files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
             stats = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]

@@ -15,8 +15,8 @@ from radical_rerank.errors import CalibrationError
 from radical_rerank.method import normalized_entropy, text_averaged
 from radical_rerank.pruning import Profile, Pruner, Stage, StageView
 from radical_rerank.reranking.images import Document, load_image
-from radical_rerank.reranking.pictures import draw_list
 from radical_rerank.reranking.prompt import PromptTemplate, build_prompt
+from radical_rerank.scenes.lists import make_list
 
 CALIBRATION_LISTS = 8
 CALIBRATION_CANDIDATES = 20
@@ -48,13 +48,14 @@ def calibrate(
     """Measure H_norm per layer in one unpruned pass per list; returns the model's trust profile.
 
     model: a Reranker or a Backbone
-    lists: (query, images) pairs; by default generated pictures, which need no data set
+    lists: (query, images) pairs; by default generated scenes, which need no data set
     """
     backbone: Backbone = getattr(model, "backbone", model)
     source = "the lists that were passed"
     if lists is None:
-        lists = [draw_list(seed, CALIBRATION_CANDIDATES)[:2] for seed in range(CALIBRATION_LISTS)]
-        source = f"{CALIBRATION_LISTS} lists of {CALIBRATION_CANDIDATES} generated pictures"
+        items = [make_list("validation", seed, CALIBRATION_CANDIDATES) for seed in range(CALIBRATION_LISTS)]
+        lists = [(item.descriptions[0].text(), item.images) for item in items]
+        source = f"{CALIBRATION_LISTS} lists of {CALIBRATION_CANDIDATES} generated scenes"
     template = getattr(model, "template", None) or PromptTemplate.of(backbone)
     max_image_tokens = getattr(model, "max_image_tokens", 384)
     total = f" of {len(lists)}" if isinstance(lists, Sequence) else ""

@@ -13,6 +13,7 @@ from typing import Any
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.errors import InputError
+from radical_rerank.files import model_folder
 from radical_rerank.pruning import Layout
 
 FILE_NAME = "radical_template.json"
@@ -41,6 +42,8 @@ class PromptTemplate:
     ask_composed_generate: str
     answer: str = ""
     system: str = ""
+    window: int = len(IDENTIFIERS)
+    """how many candidates the model ranks well at once"""
 
     def __post_init__(self) -> None:
         for name, needed in (
@@ -58,7 +61,7 @@ class PromptTemplate:
     @classmethod
     def of(cls, backbone: Backbone) -> PromptTemplate:
         """The model's own template, if its folder holds one, else its family's."""
-        own = Path(backbone.name) / FILE_NAME
+        own = model_folder(backbone.name) / FILE_NAME
         return cls.load(own if own.is_file() else backbone.model.config.model_type)
 
     @classmethod
@@ -89,6 +92,19 @@ class Prompt:
     layout: Layout
     identifiers: list[int]
     """the token that names each candidate, as it would follow this prompt"""
+
+
+def unknown_words(backbone: Backbone, text: str) -> list[str]:
+    """The words that a closed vocabulary has no token for; large models have none such."""
+    unknown = backbone.tokenizer.unk_token_id
+    if unknown is None:
+        return []
+    encode = backbone.tokenizer
+    return [
+        word
+        for word in dict.fromkeys(text.split())
+        if unknown in encode(" " + word, add_special_tokens=False)["input_ids"]
+    ]
 
 
 def build_prompt(

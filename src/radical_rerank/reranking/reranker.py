@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,12 +16,19 @@ import torch
 from PIL import Image
 
 from radical_rerank.backbones import Backbone, ImageFeatures
-from radical_rerank.errors import InputError
+from radical_rerank.errors import InputError, OutOfWorldWarning
+from radical_rerank.files import EMBEDDED
 from radical_rerank.pruning import Profile, Pruner, RaDiCal, build
 from radical_rerank.reranking.cache import VisionCache, content_key
 from radical_rerank.reranking.calibration import calibrate
 from radical_rerank.reranking.images import MAX_PIXELS, Document, load_image
-from radical_rerank.reranking.prompt import IDENTIFIERS, Prompt, PromptTemplate, build_prompt
+from radical_rerank.reranking.prompt import (
+    IDENTIFIERS,
+    Prompt,
+    PromptTemplate,
+    build_prompt,
+    unknown_words,
+)
 from radical_rerank.reranking.report import PruningReport, make_report
 from radical_rerank.reranking.scorers import (
     SCORERS,
@@ -29,6 +37,7 @@ from radical_rerank.reranking.scorers import (
     permutation_scores,
 )
 from radical_rerank.reranking.windows import rank_in_windows
+from radical_rerank.scenes.drawing import is_scene_size
 
 OnError = Literal["raise", "skip"]
 
@@ -120,7 +129,7 @@ class Reranker:
         keep: float | None = None,
         scorer: str = "logits",
         template: PromptTemplate | dict[str, str] | str | Path | None = None,
-        window: int = len(IDENTIFIERS),
+        window: int | None = None,
         stride: int | None = None,
         max_image_tokens: int = 384,
         max_pixels: int = MAX_PIXELS,
@@ -134,7 +143,8 @@ class Reranker:
         keep: the fraction of visual tokens alive at the end
         scorer: "logits" (one forward pass) or "generate" (the model writes the order)
         template: a family's name, a JSON file or a dict; by default the model family's own
-        window, stride: lists longer than `window` (at most 52) are ranked in windows `stride` apart
+        window, stride: lists longer than `window` (by default the template's, at most 52) are ranked in
+            windows `stride` apart
         max_image_tokens: larger images are scaled down to this many visual tokens (COCO's have about 300)
         max_pixels: larger images are refused
         vision_cache_bytes: how much of the images seen last is kept encoded; 0 for none
@@ -142,11 +152,6 @@ class Reranker:
         """
         if scorer not in SCORERS:
             raise InputError(f"scorer must be one of {', '.join(SCORERS)}, not {scorer!r}")
-        if not 2 <= window <= len(IDENTIFIERS):
-            raise InputError(f"window must lie between 2 and {len(IDENTIFIERS)}, not {window}")
-        stride = max(1, window // 2) if stride is None else stride
-        if not 1 <= stride < window:
-            raise InputError(f"stride must lie between 1 and window - 1 = {window - 1}, not {stride}")
         if max_image_tokens < 1:
             raise InputError(f"max_image_tokens must be at least 1, not {max_image_tokens}")
         self.backbone = backbone
@@ -160,6 +165,12 @@ class Reranker:
         if not isinstance(template, PromptTemplate):
             template = PromptTemplate.of(backbone) if template is None else PromptTemplate.load(template)
         self.template = template
+        window = template.window if window is None else window
+        if not 2 <= window <= len(IDENTIFIERS):
+            raise InputError(f"window must lie between 2 and {len(IDENTIFIERS)}, not {window}")
+        stride = max(1, window // 2) if stride is None else stride
+        if not 1 <= stride < window:
+            raise InputError(f"stride must lie between 1 and window - 1 = {window - 1}, not {stride}")
         self.window, self.stride = window, stride
         self.max_image_tokens, self.max_pixels = max_image_tokens, max_pixels
         self.max_new_tokens = max_new_tokens
@@ -170,7 +181,7 @@ class Reranker:
     @classmethod
     def from_pretrained(
         cls,
-        model: str | Path,
+        model: str | Path = EMBEDDED,
         method: str | Pruner = "radical",
         *,
         device: str | None = None,
@@ -178,7 +189,10 @@ class Reranker:
         attn_implementation: str | None = None,
         **options: Any,
     ) -> Reranker:
-        """Load a model by its id or folder. `options` are those of `Reranker` and of the method."""
+        """Load a model by its id or folder, by default the small one that ships with the package.
+
+        options: those of `Reranker` and of the method
+        """
         if isinstance(method, str):
             build(method)  # an unknown name is told before anything is loaded
         backbone = Backbone.from_pretrained(
@@ -275,7 +289,26 @@ class Reranker:
                 if on_error == "raise":
                     raise
                 skipped.append(Skipped(number, str(error)))
-        return _List(query.text.strip(), reference, images, numbers), tuple(skipped)
+        work = _List(query.text.strip(), reference, images, numbers)
+        self._warn_of_other_worlds(work)
+        return work, tuple(skipped)
+
+    def _warn_of_other_worlds(self, work: _List) -> None:
+        """The embedded model's world is closed: say so where a query or a picture is not of it."""
+        unknown = unknown_words(self.backbone, work.text)
+        if unknown:
+            warnings.warn(
+                f"the model does not know the words {', '.join(map(repr, unknown))} of {work.text!r}",
+                OutOfWorldWarning,
+                stacklevel=2,
+            )
+        if self.backbone.name == EMBEDDED and not all(map(is_scene_size, work.images)):
+            warnings.warn(
+                "the embedded model knows only generated scenes: name a real model for photographs, "
+                'for example "Qwen/Qwen3-VL-4B-Instruct"',
+                OutOfWorldWarning,
+                stacklevel=2,
+            )
 
     def _ranking(
         self,

@@ -31,7 +31,8 @@ _RGB = {
     "cyan": (40, 200, 214),
 }
 _PIXELS = {"small": (14, 18), "large": (29, 36)}
-_VARIANTS = 20
+_VARIANTS = {"train": 160, "validation": 20, "test": 20}
+"""Sprites per shape and size; many to learn from, so that those of other splits are not strange"""
 _BACKGROUNDS = 64
 _ODDITIES = ("zigzag", "hash", "blot", "spokes")
 """Striking things that no sentence mentions"""
@@ -56,12 +57,12 @@ def render(scene: Scene) -> tuple[Image.Image, np.ndarray]:
     canvas = _background(scene.split, scene.background)[: scene.height, : scene.width].copy()
     _clutter(canvas, rng)
     for kind, slot in scene.oddities:
-        mask = _oddities(scene.split)[_ODDITIES.index(kind), int(rng.integers(_VARIANTS))]
+        mask = _oddities(scene.split)[_ODDITIES.index(kind), int(rng.integers(_VARIANTS[scene.split]))]
         shade = float(rng.choice([18.0, 245.0]))
         _paste(canvas, mask, *_corner(scene, slot, 1, mask.shape, rng), np.array([shade] * 3))
     cover = np.zeros((len(scene.things), scene.height // CELL, scene.width // CELL), dtype=np.float32)
     for number, thing in enumerate(scene.things):
-        mask = _sprites(scene.split)[thing.shape, thing.size][rng.integers(_VARIANTS)]
+        mask = _sprites(scene.split)[thing.shape, thing.size][rng.integers(_VARIANTS[scene.split])]
         colour = np.array(_RGB[thing.colour]) * rng.uniform(0.86, 1.1) + rng.normal(0, 7, 3)
         x, y = _corner(scene, thing.slot, 2 if thing.size == "large" else 1, mask.shape, rng)
         _paste(canvas, mask, x, y, colour)
@@ -70,6 +71,11 @@ def render(scene: Scene) -> tuple[Image.Image, np.ndarray]:
         cover[number] = whole.reshape(cover.shape[1], CELL, cover.shape[2], CELL).mean(axis=(1, 3))
     canvas += rng.normal(0, 3, canvas.shape).astype(np.float32)
     return Image.fromarray(canvas.clip(0, 255).astype(np.uint8)), cover
+
+
+def is_scene_size(image: Image.Image) -> bool:
+    """Whether a picture could be a scene: photographs have other sizes, or nearly all of them have."""
+    return image.size in IMAGE_SIZES
 
 
 def shrink(image: Image.Image, cover: np.ndarray, factor: float) -> tuple[Image.Image, np.ndarray]:
@@ -138,7 +144,7 @@ def _sprites(split: str) -> dict[tuple[str, str], list[np.ndarray]]:
             low, high = _PIXELS[size]
             bank[shape, size] = [
                 _mask(_outline(shape, rng), int(rng.integers(low, high + 1)), shape == "ring")
-                for _ in range(_VARIANTS)
+                for _ in range(_VARIANTS[split])
             ]
     return bank
 
@@ -198,7 +204,7 @@ def _oddities(split: str) -> dict[tuple[int, int], np.ndarray]:
     rng = _seeded(split, 1)
     bank = {}
     for number, kind in enumerate(_ODDITIES):
-        for variant in range(_VARIANTS):
+        for variant in range(_VARIANTS[split]):
             size = int(rng.integers(14, 19))
             layer = Image.new("L", (4 * size, 4 * size))
             pen = ImageDraw.Draw(layer)

@@ -66,13 +66,13 @@ def make_list(split: str, seed: int, count: int, *, queries: int = 1, similarity
     """
     rng = stream(split, 0, seed)
     while True:
-        scenes, shared = _candidates(rng, split, count, similarity)
+        scenes, shared = draw_candidates(rng, split, count, similarity)
         descriptions: dict[str, tuple[Description, int]] = {}
         for _ in range(12 * queries):
             if len(descriptions) == queries:
                 break
             target = int(rng.integers(count))
-            description = _describe(rng, scenes[target].things, shared)
+            description = draw_description(rng, scenes[target].things, shared)
             if description is None or description.text() in descriptions:
                 continue
             if [s for s, scene in enumerate(scenes) if description.matches(scene.things)] == [target]:
@@ -84,7 +84,7 @@ def make_list(split: str, seed: int, count: int, *, queries: int = 1, similarity
         similarity *= 0.9
 
 
-def _candidates(rng: Rng, split: str, count: int, similarity: float) -> tuple[list[Scene], list[Thing]]:
+def draw_candidates(rng: Rng, split: str, count: int, similarity: float) -> tuple[list[Scene], list[Thing]]:
     side = round(6 - 2.2 * similarity + (count > 12) * 0.4)
     colours = [str(c) for c in rng.permutation(COLOURS)[: min(side, 8)]]
     shapes = [str(s) for s in rng.permutation(SHAPES)[: min(side, 8)]]
@@ -145,7 +145,7 @@ def compose_scene(rng: Rng, split: str, things: Sequence[Thing], background: int
     )
 
 
-def _describe(rng: Rng, things: Sequence[Thing], shared: Sequence[Thing]) -> Description | None:
+def draw_description(rng: Rng, things: Sequence[Thing], shared: Sequence[Thing]) -> Description | None:
     """A true description of one or two small things."""
     small = [thing for thing in things if thing.size == "small"]
     order = rng.permutation(len(small))

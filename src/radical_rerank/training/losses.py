@@ -21,19 +21,6 @@ from torch.nn.functional import cross_entropy, normalize
 
 from radical_rerank.backbones.probe import project
 from radical_rerank.reranking.prompt import IDENTIFIERS
-from radical_rerank.scenes.batches import (
-    GROUPS,
-    OTHER_WORDS,
-    WORDS,
-    Ask,
-    Batch,
-    Packed,
-    collate,
-    encode_images,
-    label_cells,
-    phrase_end,
-    shown_by,
-)
 from radical_rerank.scenes.drawing import Scene, random_background, render, shrink
 from radical_rerank.scenes.lists import (
     Composed,
@@ -46,9 +33,22 @@ from radical_rerank.scenes.lists import (
     place_things,
     stream,
 )
-from radical_rerank.scenes.model import MARK
-from radical_rerank.scenes.muon import Muon
 from radical_rerank.scenes.world import COLOURS, SHAPES, Phrase, Thing
+from radical_rerank.training.batches import (
+    GROUPS,
+    OTHER_WORDS,
+    WORDS,
+    Ask,
+    Batch,
+    Packed,
+    collate,
+    encode_images,
+    label_cells,
+    phrase_end,
+    shown_by,
+)
+from radical_rerank.training.model import MARK
+from radical_rerank.training.muon import Muon
 
 TOKEN_NORM = 1.5
 SHRINK = (0.5, 0.6, 0.7, 0.8)
@@ -101,10 +101,10 @@ def alignment_loss(
 
 
 def alignment_batch(model: Any, tokenizer: Any, scenes: Sequence[Scene]) -> tuple[Tensor, dict[str, float]]:
-    """Every fourth picture is shown at a lower resolution, so that the tower reads small pictures too."""
+    """Every eighth picture is shown at a lower resolution, so that the tower reads small pictures too."""
     pictures = [render(scene) for scene in scenes]
-    for number in range(0, len(pictures), 4):
-        pictures[number] = shrink(*pictures[number], SHRINK[number // 4 % len(SHRINK)])
+    for number in range(0, len(pictures), 8):
+        pictures[number] = shrink(*pictures[number], SHRINK[number // 8 % len(SHRINK)])
     tokens, _, _ = encode_images(model, [image for image, _ in pictures])
     labels, dominant, kinds = [], [], []
     for scene, (_, cover) in zip(scenes, pictures, strict=True):

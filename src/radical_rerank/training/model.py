@@ -36,6 +36,7 @@ TEMPLATE = {
     "ask_generate": "query: {query} answer:",
     "ask_composed_logits": "change: {query} answer:",
     "ask_composed_generate": "change: {query} answer:",
+    "window": 20,
 }
 """The embedded model's own prompt; it knows no other words"""
 

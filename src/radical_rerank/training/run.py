@@ -19,9 +19,8 @@ from torch import nn
 
 from radical_rerank.errors import InputError
 from radical_rerank.files import replacing
-from radical_rerank.scenes.batches import OTHER_WORDS, WORDS
-from radical_rerank.scenes.model import make_config, make_model, make_tokenizer, save_model
-from radical_rerank.scenes.training import (
+from radical_rerank.training.batches import OTHER_WORDS, WORDS
+from radical_rerank.training.losses import (
     SHRINK,
     Helpers,
     Packer,
@@ -35,6 +34,7 @@ from radical_rerank.scenes.training import (
     rescale_tokens,
     word_ids,
 )
+from radical_rerank.training.model import make_config, make_model, make_tokenizer, save_model
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Plan:
 
     seed: int = 0
     layers: int = 12
-    align_steps: int = 450
+    align_steps: int = 700
     align_scenes: int = 64
     align_lr: float = 3e-3
     phases: tuple[Phase, ...] = (
@@ -68,8 +68,8 @@ class Plan:
         Phase(1500, 20, 20, 1, 0.7),
     )
     lr: float = 2e-3
-    fade_from: float = 0.6
-    fade_to: float = 0.75
+    fade_from: float = 0.65
+    fade_to: float = 0.85
     """helpers weigh 1 up to the first fraction of stage B, nothing after the second"""
     validate_every: int = 100
 

@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from radical_rerank.scenes.drawing import CELL
-from radical_rerank.scenes.model import attribute_words
 from radical_rerank.scenes.world import Phrase, Thing
+from radical_rerank.training.model import attribute_words
 
 PATCH, MERGE = 8, 2
 SHOWN, HIDDEN = 0.15, 0.03

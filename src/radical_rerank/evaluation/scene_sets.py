@@ -1,0 +1,84 @@
+"""The embedded world's data sets, drawn from a seed on the fly.
+
+Seed 0 of the test split is the version that figures are reported on.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from PIL import Image
+
+from radical_rerank.evaluation.datasets import Dataset, Lazy, Question, QuestionSet, Task
+from radical_rerank.scenes.drawing import render
+from radical_rerank.scenes.gallery import make_gallery
+from radical_rerank.scenes.lists import SceneList, make_composed, make_list, make_questions
+from radical_rerank.scenes.world import COLOURS
+
+STRIDE = 1_000_000
+"""List `number` of data set `seed` is list `seed * STRIDE + number` of the generator"""
+
+
+def scenes(
+    *, lists: int = 1000, count: int = 20, similarity: float = 0.7, seed: int = 0, split: str = "test"
+) -> Dataset:
+    """Controlled lists: one match among `count` candidates that are alike. Pictures are "list-place"."""
+
+    def items(number: int) -> SceneList:
+        return make_list(split, seed * STRIDE + number, count, similarity=similarity)
+
+    drawn = Lazy(lists, items)
+
+    def task(number: int) -> Task:
+        item = drawn[number]
+        ids = tuple(f"{number}-{place}" for place in range(count))
+        text = item.descriptions[0].text()
+        return Task(str(number), text, {ids[item.targets[0]]: 1}, candidates=ids)
+
+    def picture(name: str) -> Image.Image:
+        number, place = map(int, name.split("-"))
+        return drawn[number].images[place]
+
+    return Dataset("scenes", Lazy(lists, task), picture)
+
+
+def scenes_composed(*, lists: int = 1000, count: int = 20, seed: int = 0, split: str = "test") -> Dataset:
+    """Composed queries: a reference ("list-reference"), a change in words, `count` candidates."""
+    drawn = Lazy(lists, lambda number: make_composed(split, seed * STRIDE + number, count))
+
+    def task(number: int) -> Task:
+        change = drawn[number].changes[0]
+        ids = tuple(f"{number}-{place}" for place in range(count))
+        return Task(str(number), change.text, {ids[change.target]: 1}, f"{number}-reference", ids)
+
+    def picture(name: str) -> Image.Image:
+        number, place = name.split("-")
+        item = drawn[int(number)]
+        return item.rendered[0][0] if place == "reference" else item.images[int(place)]
+
+    return Dataset("scenes-composed", Lazy(lists, task), picture)
+
+
+def scenes_gallery(*, size: int = 1000, queries: int = 1000, seed: int = 0, split: str = "test") -> Dataset:
+    """A gallery with every relevant scene known: for a first stage, whose pool may miss them all."""
+    drawn = make_gallery(split, seed, size=size, queries=queries)
+    tasks = [
+        Task(str(number), description.text(), {str(scene): 1 for scene in relevant})
+        for number, (description, relevant) in enumerate(zip(drawn.descriptions, drawn.relevant, strict=True))
+    ]
+    picture = lru_cache(maxsize=2048)(lambda name: render(drawn.scenes[int(name)])[0])
+    return Dataset("scenes-gallery", tasks, picture, [str(number) for number in range(size)])
+
+
+def scenes_questions(*, scenes: int = 1000, seed: int = 0, split: str = "test") -> QuestionSet:
+    """Two questions about each of so many scenes: is there …, what colour is …"""
+
+    def question(number: int) -> Question:
+        item = make_questions(split, seed * STRIDE + number // 2, 2)[number % 2]
+        choices = ("yes", "no") if item.answer in ("yes", "no") else COLOURS
+        return Question(str(number), item.text, str(number // 2), item.answer, choices)
+
+    def picture(name: str) -> Image.Image:
+        return render(make_questions(split, seed * STRIDE + int(name), 1)[0].scene)[0]
+
+    return QuestionSet("scenes-questions", Lazy(2 * scenes, question), picture)

@@ -1,0 +1,1 @@
+"""For people: pages, overlays, tables, plots."""

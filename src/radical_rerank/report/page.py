@@ -1,0 +1,88 @@
+"""A page that shows rankings: candidates in order, live tokens bright, dropped ones grey, stage by stage."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from radical_rerank.files import replacing
+from radical_rerank.reranking import Ranking
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's ranking of a section's pictures."""
+
+    title: str
+    facts: str
+    ranking: Ranking
+
+
+@dataclass(frozen=True)
+class Section:
+    """One query: its pictures, which of them are relevant, and a row per method."""
+
+    query: str
+    images: Sequence[Image.Image]
+    relevant: Sequence[int]
+    rows: Sequence[Row]
+
+
+def write_page(path: str | Path, title: str, intro: str, sections: Sequence[Section]) -> Path:
+    """Write the page: one file, no other needed, no network."""
+    path = Path(path)
+    template = (resources.files("radical_rerank.report") / "page.html").read_text(encoding="utf-8")
+    # The data may hold any query, also one that would end the script.
+    data = json.dumps([_section(section) for section in sections]).replace("<", "\\u003c")
+    page = template.replace("{{title}}", html.escape(title)).replace("{{intro}}", html.escape(intro))
+    with replacing(path) as file:
+        file.write(page.replace("{{data}}", data))
+    return path
+
+
+def _section(section: Section) -> dict[str, Any]:
+    return {
+        "query": section.query,
+        "relevant": list(section.relevant),
+        "images": [_data_uri(image) for image in section.images],
+        "rows": [_row(row) for row in section.rows],
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    ranking, report = row.ranking, row.ranking.report
+    stages: list[dict[str, Any]] = [{"label": "all tokens", "alive": None}]
+    blocks: dict[int, list[Any]] = {}
+    if report is not None:
+        blocks = {
+            number: [[*block.box, block.rows, block.columns] for block in found]
+            for number, found in zip(report.candidates, report.blocks, strict=True)
+        }
+        for stage in report.stages:
+            trust = "" if stage.alpha is None else f", trust in the prior α = {stage.alpha:.2f}"
+            label = f"{stage.when} layer {stage.layer}: {stage.before} → {stage.after} tokens{trust}"
+            alive = dict(zip(report.candidates, stage.survivors, strict=True))
+            stages.append({"label": label, "alive": alive})
+    return {
+        "title": row.title,
+        "facts": row.facts,
+        "order": ranking.order,
+        "scores": [round(result.score, 3) for result in ranking],
+        "blocks": blocks,
+        "stages": stages,
+    }
+
+
+def _data_uri(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=90)
+    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()

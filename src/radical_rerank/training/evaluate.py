@@ -1,0 +1,228 @@
+"""The figures of the embedded model's card: ranking quality, and the signals that pruning relies on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from radical_rerank.backbones import Backbone, layout_of
+from radical_rerank.errors import InputError
+from radical_rerank.evaluation.datasets import Dataset
+from radical_rerank.evaluation.scene_sets import scenes, scenes_composed, scenes_questions
+from radical_rerank.files import replacing
+from radical_rerank.method import (
+    candidate_uniqueness,
+    discriminative_importance,
+    keep_count,
+    query_relevance,
+    top_k,
+)
+from radical_rerank.pruning import Dense, Profile, Pruner, RaDiCal, Random
+from radical_rerank.reranking import Query, Reranker, calibrate
+from radical_rerank.scenes.lists import SceneList, make_list
+from radical_rerank.training.batches import shown_by
+
+Track = Callable[[Iterable[Any], str], Iterable[Any]]
+CUT = 10
+
+
+@dataclass(frozen=True)
+class Card:
+    """Measures figure after figure; a file keeps those that are done, so that a killed run goes on."""
+
+    backbone: Backbone
+    lists: int
+    path: Path | None
+    track: Track
+
+    def run(self) -> dict[str, dict[str, float]]:
+        done = self._load()
+        for name, measure in self.figures().items():
+            if name not in done["figures"]:
+                done["figures"][name] = measure()
+                self._save(done)
+        return done["figures"]
+
+    def figures(self) -> dict[str, Callable[[], dict[str, float]]]:
+        backbone, lists, track = self.backbone, self.lists, self.track
+        profile = Profile.find(backbone.name) or calibrate(backbone)
+        half = Random(keep=0.2, schedule=[backbone.shape.layers // 2])
+
+        def bar(label: str) -> Callable[[Iterable[Any]], Iterable[Any]]:
+            return lambda items: track(items, label)
+
+        def quality(name: str, data: Dataset, pruner: Pruner, **options: Any) -> dict[str, float]:
+            return ranking_quality(Reranker(backbone, pruner, **options), data, bar(name))
+
+        data = scenes(lists=lists)
+        small = max(1, lists // 10)
+        plans: dict[str, tuple[Any, ...]] = {
+            "Dense, N = 20": (data, Dense()),
+            "RaDiCal 20%, N = 20": (data, RaDiCal(keep=0.2, calibration=profile)),
+            "RaDiCal 10%, N = 20": (data, RaDiCal(keep=0.1, calibration=profile)),
+            "Random 20%, the same layers, N = 20": (data, Random(keep=0.2, calibration=profile)),
+            "Random 20% before the layer at half depth, N = 20": (data, half),
+            "Dense, composed, N = 20": (scenes_composed(lists=lists), Dense()),
+            "RaDiCal 20%, composed, N = 20": (
+                scenes_composed(lists=lists),
+                RaDiCal(keep=0.2, calibration=profile),
+            ),
+            "Dense, N = 5": (scenes(lists=lists, count=5), Dense()),
+            "Dense, N = 10": (scenes(lists=lists, count=10), Dense()),
+            "Dense, N = 50, windows of 20": (scenes(lists=lists, count=50), Dense()),
+        }
+        figures: dict[str, Callable[[], dict[str, float]]] = {
+            name: partial(quality, name, *plan) for name, plan in plans.items()
+        }
+        for tokens, side in ((24, 0.8), (9, 0.5)):
+            name = f"Dense, sides x {side}, N = 20"
+            figures[name] = partial(quality, name, data, Dense(), max_image_tokens=tokens)
+        figures["signals"] = lambda: signals(backbone, lists, bar("signals"))
+        figures["questions"] = lambda: question_accuracy(backbone, lists, bar("questions"))
+        figures["H_norm"] = lambda: entropy_profiles(backbone, small)
+        return figures
+
+    def _load(self) -> dict[str, Any]:
+        settings = {"model": self.backbone.name, "lists": self.lists}
+        if self.path is None or not self.path.is_file():
+            return {**settings, "figures": {}}
+        done = json.loads(self.path.read_text(encoding="utf-8"))
+        if {key: done[key] for key in settings} != settings:
+            raise InputError(f"{self.path} holds the figures of another model or number of lists")
+        return done
+
+    def _save(self, done: dict[str, Any]) -> None:
+        if self.path is not None:
+            with replacing(self.path) as file:
+                json.dump(done, file, indent=1)
+                file.write("\n")
+
+
+def ranking_quality(
+    reranker: Reranker, data: Dataset, track: Callable[[Iterable[Any]], Iterable[Any]] = iter
+) -> dict[str, float]:
+    """MRR@10 with the half width of its 95% interval, and R@1; one relevant picture per list."""
+    ranks = []
+    for task in track(data.tasks):
+        assert task.candidates is not None
+        reference = None if task.reference is None else data.picture(task.reference)
+        images = [data.picture(name) for name in task.candidates]
+        order = reranker.rank(Query(task.text, reference), images).order
+        rank = 1 + next(place for place, i in enumerate(order) if task.candidates[i] in task.relevant)
+        ranks.append((1 / rank if rank <= CUT else 0.0, float(rank == 1)))
+    values = np.array(ranks)
+    return {
+        "MRR@10": float(values[:, 0].mean()),
+        "±": float(1.96 * values[:, 0].std(ddof=min(1, len(ranks) - 1)) / len(ranks) ** 0.5),
+        "R@1": float(values[:, 1].mean()),
+        "lists": len(ranks),
+    }
+
+
+def question_accuracy(
+    backbone: Backbone,
+    count: int,
+    track: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    *,
+    pruner: Pruner | None = None,
+) -> dict[str, float]:
+    """Share of right answers to yes/no and to colour questions about single scenes."""
+    data = scenes_questions(scenes=count)
+    encode = partial(backbone.tokenizer, add_special_tokens=False)
+    right: dict[str, list[bool]] = {"yes/no": [], "colour": []}
+    for question in track(data.questions):
+        features = backbone.encode([backbone.preprocess(data.picture(question.picture), 384)])
+        image = backbone.tokenizer.convert_tokens_to_ids(["<|vision_start|>", "<|vision_end|>"])
+        ids = [image[0], *[backbone.image_token_id] * len(features[0].tokens), image[1]]
+        ids += encode(f"question: {question.text} answer:")["input_ids"]
+        with (pruner or Dense()).on(backbone.model, layout_of(backbone.model, ids)):
+            logits = backbone.next_token_logits(backbone.inputs([ids], features))[0]
+        words = [encode(f" {choice}")["input_ids"][0] for choice in question.choices]
+        answer = question.choices[int(logits[words].argmax())]
+        kind = "yes/no" if len(question.choices) == 2 else "colour"
+        right[kind].append(answer == question.answer)
+    found = {kind: sum(values) / len(values) for kind, values in right.items() if values}
+    return found | {"questions": len(data.questions)}
+
+
+def entropy_profiles(backbone: Backbone, lists: int) -> dict[str, float]:
+    """H_norm per layer on two differently seeded data sets, and how alike the two curves are."""
+    curves = []
+    for seed in (1, 2):
+        data = scenes(lists=lists, seed=seed)
+        tasks = ((task.text, [data.picture(name) for name in task.candidates or ()]) for task in data.tasks)
+        h_norm = calibrate(backbone, tasks).h_norm
+        assert h_norm is not None
+        curves.append(np.array(h_norm))
+    result = {"Pearson r": float(np.corrcoef(np.stack(curves))[0, 1]), "lists": lists}
+    return result | {f"layer {layer}": float(value) for layer, value in enumerate(curves[0])}
+
+
+# Signals: before any layer has run.
+
+
+def evidence_cells(item: SceneList) -> torch.Tensor:
+    """(V,) which tokens show a thing that the first description's own phrases name."""
+    parts = []
+    phrases = item.descriptions[0].phrases
+    for scene, (_, cover) in zip(item.scenes, item.rendered, strict=True):
+        shown = shown_by(cover)
+        named = [i for i, thing in enumerate(scene.things) if any(p.fits(thing) for p in phrases)]
+        parts.append(shown[named].any(0) if named else np.zeros(cover[0].size, dtype=bool))
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def signals(
+    backbone: Backbone,
+    lists: int,
+    track: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    *,
+    count: int = 20,
+    split: str = "test",
+) -> dict[str, float]:
+    """What the priors see: ROC AUC of cos(token, query) for the cells that show a queried thing; the least
+    share of tokens with a positive cosine; the target's evidence that each prior keeps at a 20% budget."""
+    embedding = backbone.model.get_input_embeddings().weight.detach()
+    auc, positive = [], []
+    kept: dict[str, list[float]] = {name: [] for name in ("DTI", "relevance", "uniqueness", "random")}
+    for seed in track(range(lists)):
+        item = make_list(split, seed, count)
+        features = backbone.encode([backbone.preprocess(image, 384) for image in item.images])
+        tokens = torch.cat([f.tokens for f in features])
+        owner = torch.arange(count).repeat_interleave(torch.tensor([len(f.tokens) for f in features]))
+        ids = backbone.tokenizer(" " + item.descriptions[0].text(), add_special_tokens=False)["input_ids"]
+        query = embedding[ids].mean(0)
+        cosine = torch.nn.functional.cosine_similarity(tokens, query[None], dim=-1)
+        evidence = evidence_cells(item)
+        auc.append(roc_auc(cosine, evidence))
+        positive.append(float((cosine > 0).float().mean()))
+        target = evidence & (owner == item.targets[0])
+        draw = torch.rand(len(tokens), generator=torch.Generator().manual_seed(seed))
+        scores: dict[str, Any] = {
+            "DTI": discriminative_importance(tokens, query, owner),
+            "relevance": query_relevance(tokens, query),
+            "uniqueness": candidate_uniqueness(tokens),
+            "random": draw,
+        }
+        for name, score in scores.items():
+            best = top_k(score, keep_count(0.2, len(tokens)))
+            kept[name].append(float(target[best].sum() / target.sum()))
+    result = {"AUC": float(np.mean(auc)), "least positive share": min(positive), "lists": lists}
+    return result | {f"evidence kept by {name}": float(np.mean(v)) for name, v in kept.items()}
+
+
+def roc_auc(score: torch.Tensor, positive: torch.Tensor) -> float:
+    """The probability that a positive scores above a negative, ties counted half."""
+    _, rank, count = torch.unique(score, return_inverse=True, return_counts=True)
+    upper = count.cumsum(0).double()
+    middle = (upper - count.double() / 2 + 0.5)[rank]
+    n = int(positive.sum())
+    m = len(positive) - n
+    return float((middle[positive].sum() - n * (n + 1) / 2) / (n * m)) if n and m else 0.5
