@@ -141,9 +141,9 @@ def test_the_vision_cache_spares_the_encoder(backbone: Backbone, monkeypatch: py
     encoded: list[int] = []
     encode = backbone.encode
 
-    def counted(pixels):
+    def counted(pixels, signals=False):
         encoded.append(len(pixels))
-        return encode(pixels)
+        return encode(pixels, signals)
 
     monkeypatch.setattr(backbone, "encode", counted)
     query, images = pictures(7, 6)

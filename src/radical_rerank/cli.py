@@ -181,6 +181,150 @@ def demo(
     run_demo(Path(out), queries=queries, size=size, as_json=as_json)
 
 
+DEFAULT_KEEPS = (0.2, 0.1)
+Keeps = Annotated[list[float] | None, typer.Option("--keep", help="Budgets: --keep 0.2 0.1.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seeds", help="Seeds: they shuffle the candidates.")]
+Model = Annotated[str, typer.Option(help="A model id or a folder; by default the embedded model.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many queries.")]
+
+
+@app.command("eval")
+def evaluate(
+    out: Annotated[str, typer.Option(help="The folder of the records; a killed run there goes on.")],
+    dataset: Annotated[str, typer.Option(help="A data set, see `radical datasets`.")] = "scenes",
+    methods: Annotated[list[str] | None, typer.Option(help="Methods, see `radical methods`.")] = None,
+    keep: Keeps = None,
+    seeds: Seeds = None,
+    limit: Limit = None,
+    annotations: Annotated[str | None, typer.Option(help="The data set's annotation file.")] = None,
+    images: Annotated[str | None, typer.Option(help="The folder of its pictures.")] = None,
+    split: Annotated[str, typer.Option(help="Its split, or its file of ids.")] = "test",
+    pool: Annotated[str | None, typer.Option(help="A TREC run file of candidates.")] = None,
+    depth: Annotated[int, typer.Option(min=2, help="Candidates per query.")] = 20,
+    model: Model = EMBEDDED,
+    as_json: AsJson = False,
+) -> None:
+    """Rank a data set with several methods: one record per query and method, and a table of them."""
+    from radical_rerank.evaluation.experiments import Experiment, compared, run_experiment
+    from radical_rerank.evaluation.open import open_dataset, pools_of
+    from radical_rerank.evaluation.records import Records
+    from radical_rerank.report.tables import summarize, write_tables
+
+    names, keeps = methods or ["dense", "radical"], keep or list(DEFAULT_KEEPS)
+    plan = Experiment(f"{dataset}", lambda budgets: compared(names, budgets))
+    cells = plan.cells(keeps)  # an unknown method is told before anything is loaded
+    data = open_dataset(dataset, lists=limit, annotations=annotations, images=images, split=split)
+    runner = _runner(model)
+    pools = pools_of(data, runner.backbone, pool, depth, Path(out) / "pool.run", say=_say)
+    records = Records(Path(out) / "records.jsonl")
+    run_experiment(
+        plan,
+        runner,
+        records,
+        keeps=keeps,
+        seeds=seeds or [42],
+        limit=limit or len(data.tasks),
+        track=_track,
+        data=data,
+        pools=pools,
+    )
+    wanted = {cell.name for cell in cells}
+    rows = summarize(record for record in records if record["cell"] in wanted)
+    write_tables(out, "table", f"{dataset}, {model}", rows)
+    _show_rows(rows, dataset, as_json)
+
+
+@app.command()
+def datasets(as_json: AsJson = False) -> None:
+    """List the data sets, and what each needs."""
+    from radical_rerank.evaluation.open import ABOUT
+
+    if as_json:
+        _print_json([{"name": name, "about": about} for name, about in ABOUT.items()])
+        return
+    table = Table("name", "what it is, and what it needs")
+    for name, about in ABOUT.items():
+        table.add_row(name, about)
+    Console().print(table)
+
+
+@app.command()
+def experiment(
+    name: Annotated[
+        str, typer.Argument(help="An experiment of the paper; without one they are listed.")
+    ] = "",
+    out: Annotated[str, typer.Option(help="The folder of records, tables and plots.")] = "results",
+    keep: Keeps = None,
+    seeds: Seeds = None,
+    limit: Annotated[int, typer.Option(min=1, help="Lists per setting.")] = 500,
+    model: Model = EMBEDDED,
+    as_json: AsJson = False,
+) -> None:
+    """Run one of the paper's experiments and write its records, tables and plots."""
+    from radical_rerank.evaluation.experiments import EXPERIMENTS
+    from radical_rerank.report.present import STUDIES, run_study
+
+    about = {key: found.about for key, found in EXPERIMENTS.items()} | {
+        key: found.about for key, found in STUDIES.items()
+    }
+    if not name:
+        if as_json:
+            _print_json([{"name": key, "about": value} for key, value in about.items()])
+            return
+        table = Table("name", "what it shows")
+        for key, value in about.items():
+            table.add_row(key, value)
+        Console().print(table)
+        return
+    if name not in about:
+        raise InputError(f"unknown experiment {name!r}; there are: {', '.join(sorted(about))}")
+    rows = run_study(
+        name,
+        _runner(model),
+        Path(out),
+        keeps=keep or list(DEFAULT_KEEPS),
+        seeds=seeds or [42],
+        limit=limit,
+        track=_track,
+    )
+    _show_rows(rows, name, as_json)
+    _say(f"records, tables and plots are in {Path(out) / name}")
+
+
+def _runner(model: str) -> Any:
+    from radical_rerank.backbones import Backbone
+    from radical_rerank.evaluation.records import provenance
+    from radical_rerank.evaluation.runner import Runner
+
+    return Runner(Backbone.from_pretrained(model), provenance(), say=_say)
+
+
+def _track(items: Any, label: str) -> Any:
+    from rich.progress import track
+
+    return track(items, label, console=Console(stderr=True))
+
+
+def _show_rows(rows: Any, title: str, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from radical_rerank.report.tables import cells_of, heads_of
+
+    if as_json:
+        _print_json([row if isinstance(row, dict) else asdict(row) for row in rows])
+        return
+    if rows and isinstance(rows[0], dict):
+        table = Table(*rows[0], title=escape(title), title_justify="left")
+        for row in rows:
+            table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+    else:
+        heads = heads_of(rows)
+        table = Table(*heads, title=escape(title), title_justify="left")
+        for line in cells_of(rows):
+            table.add_row(*(escape(cell) for cell in line[: len(heads)]))
+    Console().print(table)
+
+
 @scenes_app.command("evaluate")
 def scenes_evaluate(
     model: Annotated[str, typer.Option(help="A folder that `radical scenes train` wrote.")] = EMBEDDED,
@@ -266,6 +410,21 @@ def _read_lists(path: Path) -> Iterator[tuple[str, list[str]]]:
         yield query, [str(path.parent / image) for image in images]
 
 
+def _spread(arguments: list[str]) -> list[str]:
+    """`--keep 0.2 0.1` as `--keep 0.2 --keep 0.1`: options of several values take them in a row."""
+    if not arguments or arguments[0] not in ("eval", "experiment"):
+        return arguments
+    result: list[str] = []
+    option = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            option = argument if argument in ("--keep", "--seeds", "--methods") else ""
+        elif option and result[-1] != option:
+            result.append(option)
+        result.append(argument)
+    return result
+
+
 def _say(line: str) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(escape(line))
 
@@ -279,6 +438,7 @@ def main(arguments: list[str] | None = None) -> None:
         from transformers.utils import logging
 
         logging.disable_progress_bar()
+    arguments = _spread(sys.argv[1:] if arguments is None else arguments)
     warnings.showwarning = lambda message, *_: _say(f"note: {message}")
     try:
         app(arguments)

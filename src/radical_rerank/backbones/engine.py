@@ -22,7 +22,7 @@ from radical_rerank.backbones.families import base_model, text_model
 from radical_rerank.backbones.probe import project, row_attention
 from radical_rerank.errors import LayoutError, UnsupportedModelError
 from radical_rerank.method import keep_count
-from radical_rerank.pruning import Layout, Pruner, Stage, StageRecord
+from radical_rerank.pruning import Layout, Merge, Pruner, Stage, StageRecord, VisionSignals
 
 _active: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -30,7 +30,13 @@ _active: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 class Run:
     """One `with pruner.on(model, layouts) as run`. `records` and `seconds` tell of the latest prompt."""
 
-    def __init__(self, pruner: Pruner, model: Any, layouts: Sequence[Layout]) -> None:
+    def __init__(
+        self,
+        pruner: Pruner,
+        model: Any,
+        layouts: Sequence[Layout],
+        signals: Sequence[VisionSignals] | None = None,
+    ) -> None:
         self._text = text_model(model)
         self._base = base_model(model)
         self._layers = list(self._text.layers)
@@ -39,6 +45,7 @@ class Run:
             raise UnsupportedModelError(f"the decoder lies on several devices: {sorted(map(str, devices))}")
         self._pruner = pruner
         self._layouts = list(layouts)
+        self._signals = _checked(signals, self._layouts) if pruner.reads_encoder else None
         self._stages = _by_place(pruner.stages(len(self._layers)), len(self._layers))
         self._handles: list[Any] = []
         self._prompt: _Prompt | None = None
@@ -80,9 +87,9 @@ class Run:
         if cache is not None and cache.get_seq_length() > 0:
             self._continue(cache, kwargs)
             return args, kwargs
-        self._prompt = prompt = _Prompt(self._pruner, self._text.config, self._layouts, kwargs)
+        self._prompt = prompt = _Prompt(self._pruner, self._text, self._layouts, self._signals, kwargs)
         # The model adds DeepStack features with a mask of the full prompt; we add them instead.
-        prompt.deepstack = kwargs.pop("deepstack_visual_embeds", None) or []
+        prompt.deepstack = list(kwargs.pop("deepstack_visual_embeds", None) or [])
         prompt.visual = kwargs.pop("visual_pos_masks", None)
         self.records, self.seconds = prompt.records, prompt.seconds
         self.tokens_per_layer = prompt.lengths
@@ -105,6 +112,8 @@ class Run:
         hidden = args[0] if args else kwargs.pop("hidden_states")
         if prompt.decoding:
             kwargs["attention_mask"] = prompt.decode_mask(index, hidden, kwargs.get("attention_mask"))
+            if prompt.compact and prompt.layer_pruned[index]:
+                kwargs["position_embeddings"] = prompt.decode_rotary(index, hidden)
             return (hidden, *args[1:]), kwargs
         if index == 0:
             prompt.start(kwargs)
@@ -136,17 +145,23 @@ class _Prompt:
     """The state of one batch of prompts: who is alive, and what the later layers must be given."""
 
     def __init__(
-        self, pruner: Pruner, config: Any, layouts: Sequence[Layout], kwargs: dict[str, Any]
+        self,
+        pruner: Pruner,
+        text: Any,
+        layouts: Sequence[Layout],
+        signals: Sequence[VisionSignals] | None,
+        kwargs: dict[str, Any],
     ) -> None:
         embeddings = kwargs.get("inputs_embeds")
         if embeddings is None:
             raise LayoutError("the text model was called without inputs_embeds")
-        self.pruner, self.config = pruner, config
+        self.pruner, self.config, self.text = pruner, text.config, text
         self.embeddings: Tensor = embeddings
         batch, self.length = embeddings.shape[:2]
         if batch % len(layouts):
             raise LayoutError(f"{len(layouts)} layouts cannot describe a batch of {batch}")
         self.layouts = [layout for layout in layouts for _ in range(batch // len(layouts))]
+        self.signals = [found for found in signals or () for _ in range(batch // len(layouts))]
         self.valid = self._padding(kwargs.get("attention_mask"))
         self.offsets = [self.length - layout.length for layout in self.layouts]
 
@@ -169,6 +184,7 @@ class _Prompt:
         self.decoding = False
         self.lengths: list[int] = []
         self.layer_valid: list[Tensor | None] = []
+        self.layer_pruned: list[bool] = []
         self.memory: list[dict[str, Tensor]] = [{} for _ in self.layouts]
         self.records: list[list[StageRecord]] = [[] for _ in self.layouts]
         self.seconds = {"prior": 0.0, "selection": 0.0}
@@ -206,6 +222,7 @@ class _Prompt:
         """The keyword arguments of layer `index` for the tokens that are alive."""
         self.lengths.append(hidden.shape[1])
         self.layer_valid.append(self.valid)
+        self.layer_pruned.append(self.pruned)
         if not self.pruned:
             return kwargs
         if not self.mask_is_current:
@@ -248,7 +265,11 @@ class _Prompt:
         for row in range(len(self.layouts)):
             view = _View(self, row, stage, layer, entering, hidden, keys)
             alive, slots = self.alive[row], self.slots[row]
-            kept = self.pruner.select(view, keep_count(stage.keep, len(alive)))
+            whole = len(self.candidate_of[row]) if stage.of_all else len(alive)
+            kept = self.pruner.select(view, min(len(alive), keep_count(stage.keep, whole)))
+            if isinstance(kept, Merge):
+                hidden = self._mix(stage, row, hidden, kept)
+                kept = kept.kept
             if len(kept) < len(alive):
                 dropped = True
                 stay[row, slots] = False
@@ -260,6 +281,21 @@ class _Prompt:
         if dropped:
             hidden = self._gather(hidden, stay)
         self.seconds["selection"] += time.perf_counter() - start
+        return hidden
+
+    def _mix(self, stage: Stage, row: int, hidden: Tensor, merge: Merge) -> Tensor:
+        """Give a list's survivors their new hidden states, and the DeepStack features to come theirs."""
+        slots = self.slots[row]
+        mix = merge.mix.to(hidden.device, hidden.dtype)
+        hidden = hidden.clone()
+        hidden[row, slots[merge.kept]] = mix @ hidden[row, slots]
+        if self.visual is not None:
+            ordinal = self.visual.flatten().cumsum(0).view_as(self.visual) - 1
+            tokens = ordinal[row, self.index[row, slots]]
+            for level in range(stage.layer + (stage.when == "after"), len(self.deepstack)):
+                features = self.deepstack[level].clone()
+                features[tokens[merge.kept]] = mix.to(features.dtype) @ features[tokens]
+                self.deepstack[level] = features
         return hidden
 
     def _gather(self, hidden: Tensor, stay: Tensor) -> Tensor:
@@ -278,9 +314,24 @@ class _Prompt:
         place = stay.cumsum(dim=1) - 1 + (longest - counts)[:, None]
         self.slots = [place[row, slots] for row, slots in enumerate(self.slots)]
         self.index = self.index.gather(1, order)
-        self.rotary = (_take(self.rotary[0], order), _take(self.rotary[1], order))
+        hidden = _take(hidden, order)
+        if self.compact:
+            columns = torch.arange(longest, device=stay.device) - (longest - counts)[:, None]
+            self.rotary = self._rotary_at(hidden, columns.clamp(min=0))
+        else:
+            self.rotary = (_take(self.rotary[0], order), _take(self.rotary[1], order))
         self.pruned, self.mask_is_current = True, False
-        return _take(hidden, order)
+        return hidden
+
+    @property
+    def compact(self) -> bool:
+        """Whether survivors are renumbered."""
+        return self.pruner.positions == "compact"
+
+    def _rotary_at(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary embeddings of these positions, (B, n), the same on all axes of M-RoPE."""
+        sections = (getattr(self.config, "rope_parameters", None) or {}).get("mrope_section")
+        return self.text.rotary_emb(hidden, positions.expand(3, -1, -1) if sections else positions)
 
     # Decoding after the prompt.
 
@@ -289,6 +340,16 @@ class _Prompt:
         self.decoding = True
         self._new = None if mask is None else mask[:, self.length :].bool()
         self._masks: dict[tuple[int, int], Any] = {}
+
+    def decode_rotary(self, index: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """New tokens follow the renumbered prompt of layer `index`."""
+        valid, length = self.layer_valid[index], self.lengths[index]
+        first = torch.full((len(hidden), 1), length, device=hidden.device)
+        if valid is not None:
+            first = valid.sum(dim=1, keepdim=True)
+        decoded = self.cache.get_seq_length(index) - length
+        steps = torch.arange(hidden.shape[1], device=hidden.device)
+        return self._rotary_at(hidden, first + decoded + steps)
 
     def decode_mask(self, index: int, hidden: Tensor, mask: Any) -> Any:
         """The mask of layer `index`: over its own survivors and all that was decoded since."""
@@ -322,6 +383,7 @@ class _View:
         self._prompt, self._row, self._module = prompt, row, layer
         self._entering, self._hidden, self._keys = entering, hidden, keys
         self.layer = stage.layer
+        self.rows = prompt.layouts[row].rows
         self.alive = prompt.alive[row]
         self.candidate_of = prompt.candidate_of[row]
         self.key = prompt.layouts[row].key
@@ -348,18 +410,38 @@ class _View:
     def keys(self) -> Tensor:
         return self._keys()[self._row, :, self._prompt.slots[self._row]].transpose(0, 1)
 
-    def attention(self, rows: Sequence[int] | None = None) -> Tensor:
+    @property
+    def text_hidden(self) -> Tensor:
+        return self._hidden[self._row, self._places(self.rows)]
+
+    @property
+    def text_keys(self) -> Tensor:
+        return self._keys()[self._row, :, self._places(self.rows)].transpose(0, 1)
+
+    @property
+    def signals(self) -> VisionSignals:
+        return self._prompt.signals[self._row]
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self._prompt.text.norm(hidden)
+
+    def _places(self, rows: Sequence[int]) -> Tensor:
+        """Where text rows are among the tokens alive."""
         prompt, row = self._prompt, self._row
-        wanted = prompt.layouts[row].rows if rows is None else rows
         index = prompt.index[row]
-        asked = torch.as_tensor(wanted, device=index.device) + prompt.offsets[row]
+        asked = torch.as_tensor(rows, device=index.device) + prompt.offsets[row]
         # Survivors keep their order, so a text row's place is where its position sorts. Padding
         # repeats dropped positions in front: only the real part is sorted.
         pads = 0 if prompt.valid is None else int((~prompt.valid[row]).sum())
-        place = torch.searchsorted(index[pads:].contiguous(), asked) + pads
-        allowed = index <= asked[:, None]
-        if pads:
-            allowed = allowed & prompt.valid[row]  # type: ignore[index]
+        return torch.searchsorted(index[pads:].contiguous(), asked) + pads
+
+    def attention(self, rows: Sequence[int] | None = None) -> Tensor:
+        prompt, row = self._prompt, self._row
+        wanted = self.rows if rows is None else rows
+        place = self._places(wanted)
+        allowed = prompt.index[row] <= prompt.index[row, place][:, None]
+        if prompt.valid is not None:
+            allowed = allowed & prompt.valid[row]
         cos, sin = (part[row if len(part) > 1 else 0, place] for part in prompt.rotary)
         query = project(self._module, "q", self._entering[row, place], cos, sin)
         scaling = self._module.self_attn.scaling
@@ -416,6 +498,15 @@ def _grows(cache: Any) -> bool:
     from transformers import DynamicCache
 
     return isinstance(cache, DynamicCache)
+
+
+def _checked(signals: Sequence[VisionSignals] | None, layouts: Sequence[Layout]) -> Sequence[VisionSignals]:
+    if signals is None:
+        raise LayoutError("this method reads the vision encoder: pass its signals, one per prompt")
+    sizes = [len(layout.positions) for layout in layouts]
+    if [len(found.attention) for found in signals] != sizes:
+        raise LayoutError("the encoder's signals do not fit the candidates' tokens")
+    return signals
 
 
 def _by_place(stages: Sequence[Stage], num_layers: int) -> dict[tuple[int, str], Stage]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -10,8 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from radical_rerank.backbones.probe import rotate
 from radical_rerank.errors import UnsupportedModelError
 from radical_rerank.method import DecoderShape
+from radical_rerank.pruning import VisionSignals
 
 # Decoders whose layers have input_layernorm and self_attn.{q,k}_proj (and q/k norms where they have
 # any), and rotate halves: all that the row probe relies on.
@@ -38,21 +42,28 @@ class ImageFeatures:
     deepstack: for each of the first decoder layers, (M, d) to add to its output
     grid: the family's own measure of the image, for positions
     blocks: which part of the image each token shows, block by block, row by row
+    signals: what the encoder's last block says of the tokens, where it was asked for
     """
 
     tokens: Tensor
     deepstack: tuple[Tensor, ...]
     grid: tuple[int, ...]
     blocks: tuple[Block, ...]
+    signals: VisionSignals | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.tokens, *self.deepstack))
+        found = () if self.signals is None else (self.signals.attention, self.signals.keys)
+        return sum(t.numel() * t.element_size() for t in (self.tokens, *self.deepstack, *found))
 
     def owned(self) -> ImageFeatures:
         """A copy that does not keep the whole batch alive that it was encoded in."""
+        signals = self.signals
         return replace(
-            self, tokens=self.tokens.clone(), deepstack=tuple(level.clone() for level in self.deepstack)
+            self,
+            tokens=self.tokens.clone(),
+            deepstack=tuple(level.clone() for level in self.deepstack),
+            signals=signals and VisionSignals(signals.attention.clone(), signals.keys.clone()),
         )
 
 
@@ -74,11 +85,14 @@ class Family(Protocol):
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         """One RGB image, scaled down to at most `max_tokens` visual tokens."""
 
-    def encode(self, model: Any, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
-        """Run the vision encoder over these images at once."""
+    def encode(self, model: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
+        """Run the vision encoder over these images at once; with its last block's signals if asked."""
 
     def inputs(self, model: Any, features: Sequence[ImageFeatures], input_ids: Tensor) -> dict[str, Any]:
         """The model arguments that stand for these images, in the order of the prompt(s)."""
+
+    def positions(self, mask: Tensor) -> Tensor | None:
+        """Positions of a padded batch, where the model's own would count the padding. mask: (B, S)."""
 
 
 class QwenVL:
@@ -95,17 +109,60 @@ class QwenVL:
         block = Block(WHOLE, h // processor.merge_size, w // processor.merge_size)
         return Pixels(batch["pixel_values"], (t, h, w), (block,))
 
-    def encode(self, model: Any, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
-        output = base_model(model).get_image_features(
-            torch.cat([p.values for p in pixels]).to(model.device),
-            torch.tensor([p.grid for p in pixels], device=model.device),
-            return_dict=True,
-        )
+    def encode(self, model: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
+        tower = base_model(model).visual
+        with _watching(tower.blocks[-1].attn, signals) as seen:
+            output = base_model(model).get_image_features(
+                torch.cat([p.values for p in pixels]).to(model.device),
+                torch.tensor([p.grid for p in pixels], device=model.device),
+                return_dict=True,
+            )
         levels = list(zip(*(getattr(output, "deepstack_features", None) or []), strict=True))
+        found = self._signals(tower, pixels, seen) if signals else [None] * len(pixels)
         return [
-            ImageFeatures(tokens, tuple(levels[i]) if levels else (), p.grid, p.blocks)
+            ImageFeatures(tokens, tuple(levels[i]) if levels else (), p.grid, p.blocks, found[i])
             for i, (tokens, p) in enumerate(zip(output.pooler_output, pixels, strict=True))
         ]
+
+    def _signals(
+        self, tower: Any, pixels: Sequence[Pixels], seen: dict[str, Any]
+    ) -> list[VisionSignals | None]:
+        """Attention received within the image, mean over heads, rows and the 2 × 2 patches of a token."""
+        attention, (cos, sin) = tower.blocks[-1].attn, seen["position_embeddings"]
+        qkv = attention.qkv(seen["hidden_states"]).unflatten(-1, (3, attention.num_heads, -1))
+        q, k = (rotate(part.transpose(0, 1).float(), cos.float(), sin.float()) for part in qkv.unbind(1)[:2])
+        group = tower.spatial_merge_size**2
+        found: list[VisionSignals | None] = []
+        start = 0
+        for p in pixels:
+            part = slice(start, start + math.prod(p.grid))
+            start = part.stop
+            received = _column_means(q[:, part], k[:, part], attention.scaling)
+            keys = k[:, part].mean(dim=0)
+            found.append(
+                VisionSignals(received.view(-1, group).mean(-1), keys.unflatten(0, (-1, group)).mean(1))
+            )
+        if hasattr(tower, "fullatt_block_indexes"):  # Qwen2.5-VL's blocks see the tokens window by window
+            found = self._in_order(tower, pixels, found)
+        return found
+
+    def _in_order(
+        self, tower: Any, pixels: Sequence[Pixels], found: list[VisionSignals | None]
+    ) -> list[VisionSignals | None]:
+        from transformers.vision_utils import get_vision_window_index
+
+        result: list[VisionSignals | None] = []
+        for p, signals in zip(pixels, found, strict=True):
+            assert signals is not None
+            windows, _ = get_vision_window_index(
+                torch.tensor([p.grid], device=signals.keys.device),
+                spatial_merge_size=tower.spatial_merge_size,
+                window_size=tower.window_size,
+                patch_size=tower.patch_size,
+            )
+            order = windows.argsort()
+            result.append(VisionSignals(signals.attention[order], signals.keys[order]))
+        return result
 
     def inputs(self, model: Any, features: Sequence[ImageFeatures], input_ids: Tensor) -> dict[str, Any]:
         from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
@@ -120,6 +177,9 @@ class QwenVL:
             "mm_token_type_ids": (input_ids == model.config.image_token_id).int(),
         }
 
+    def positions(self, mask: Tensor) -> Tensor | None:
+        return None
+
 
 class InternVL:
     """InternVL 2.5 (converted), 3 and 3.5 in their -hf form: square tiles, pixel shuffle, plain RoPE."""
@@ -131,8 +191,14 @@ class InternVL:
 
         side = processor.size["height"], processor.size["width"]
         tiles = max_tokens // self.tokens_per_tile
+        edge = round(self.tokens_per_tile**0.5)
         if tiles < 3:  # two tiles and their thumbnail are the least that cropping gives
-            batch = processor([image], crop_to_patches=False, return_tensors="pt")
+            options = {}
+            if not tiles:  # a smaller tile: the encoder interpolates its position embeddings
+                small = max(1, math.isqrt(max_tokens))
+                options = {"size": {"height": side[0] * small // edge, "width": side[1] * small // edge}}
+                edge = small
+            batch = processor([image], crop_to_patches=False, return_tensors="pt", **options)
             boxes = [WHOLE]
         else:
             most = min(tiles - 1, processor.max_patches)
@@ -146,28 +212,86 @@ class InternVL:
                 for c in range(columns)
             ]
             boxes += [WHOLE] if len(boxes) > 1 else []
-        edge = round(self.tokens_per_tile**0.5)
         blocks = tuple(Block(box, edge, edge) for box in boxes)
         return Pixels(torch.as_tensor(batch["pixel_values"]), (len(blocks),), blocks)
 
     def __init__(self, config: Any) -> None:
         self.tokens_per_tile: int = config.image_seq_length
 
-    def encode(self, model: Any, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
+    def encode(self, model: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
+        found: dict[int, ImageFeatures] = {}
+        for size in {p.values.shape[1:] for p in pixels}:  # tiles of one size run together
+            same = [i for i, p in enumerate(pixels) if p.values.shape[1:] == size]
+            batch = self._encode(model, [pixels[i] for i in same], signals)
+            found |= dict(zip(same, batch, strict=True))
+        return [found[i] for i in range(len(pixels))]
+
+    def _encode(self, model: Any, pixels: Sequence[Pixels], signals: bool) -> list[ImageFeatures]:
         values = torch.cat([p.values for p in pixels]).to(model.device)
-        tiles = base_model(model).get_image_features(pixel_values=values, return_dict=True).pooler_output
-        parts = tiles.split([len(p.values) for p in pixels])
+        attention = base_model(model).vision_tower.encoder.layer[-1].attention
+        with _watching(attention, signals) as seen:
+            tiles = base_model(model).get_image_features(pixel_values=values, return_dict=True).pooler_output
+        counts = [len(p.values) for p in pixels]
+        found: list[VisionSignals | None] = [None] * len(pixels)
+        if signals:
+            received, keys = self._signals(attention, seen["hidden_states"])
+            found = [
+                VisionSignals(a.flatten(), k.flatten(0, 1))
+                for a, k in zip(received.split(counts), keys.split(counts), strict=True)
+            ]
         return [
-            ImageFeatures(part.flatten(0, 1), (), p.grid, p.blocks)
-            for part, p in zip(parts, pixels, strict=True)
+            ImageFeatures(part.flatten(0, 1), (), p.grid, p.blocks, own)
+            for part, p, own in zip(tiles.split(counts), pixels, found, strict=True)
         ]
+
+    def _signals(self, attention: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Per tile, (tiles, M) the CLS token's attention and (tiles, M, hd) keys, means over heads and
+        over the 2 × 2 patches that the pixel shuffle joins."""
+        split = (attention.num_heads, attention.head_dim)
+        q = attention.q_norm(attention.q_proj(hidden[:, :1])).unflatten(-1, split).transpose(1, 2).float()
+        k = attention.k_norm(attention.k_proj(hidden)).unflatten(-1, split).transpose(1, 2).float()
+        weights = (q @ k.transpose(-1, -2) * attention.scale).softmax(-1).mean(dim=1)[:, 0, 1:]
+        keys = k.mean(dim=1)[:, 1:]
+        edge = math.isqrt(weights.shape[1])
+        grid = (edge // 2, 2, edge // 2, 2)
+        return (
+            weights.unflatten(1, grid).mean(dim=(2, 4)).flatten(1),
+            keys.unflatten(1, grid).mean(dim=(2, 4)).flatten(1, 2),
+        )
 
     def inputs(self, model: Any, features: Sequence[ImageFeatures], input_ids: Tensor) -> dict[str, Any]:
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-        tokens = torch.cat([f.tokens for f in features])
-        tiles = tokens.view(-1, self.tokens_per_tile, tokens.shape[-1])
+        tiles = torch.cat([f.tokens for f in features])[None]
         return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=tiles)}}
+
+    def positions(self, mask: Tensor) -> Tensor | None:
+        # Counted from the first real token: keys of a padded prompt are then those of the prompt alone.
+        return (mask.cumsum(dim=1) - 1).clamp(min=0) if not mask.all() else None
+
+
+@contextmanager
+def _watching(module: Any, wanted: bool) -> Iterator[dict[str, Any]]:
+    """What a module is called with inside the block."""
+    seen: dict[str, Any] = {}
+
+    def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.update(kwargs, **({"hidden_states": args[0]} if args else {}))
+
+    handle = module.register_forward_pre_hook(note, with_kwargs=True) if wanted else None
+    try:
+        yield seen
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def _column_means(q: Tensor, k: Tensor, scaling: float) -> Tensor:
+    """(heads, n, hd) each -> (n,) attention received, mean over heads and rows, row chunk by row chunk."""
+    total = q.new_zeros(q.shape[1])
+    for rows in q.split(256, dim=1):
+        total += (rows @ k.transpose(-1, -2) * scaling).softmax(-1).sum(dim=1).mean(dim=0)
+    return total / q.shape[1]
 
 
 def family_of(config: Any) -> Family:

@@ -85,10 +85,14 @@ class Backbone:
     def preprocess(self, image: Image.Image, max_tokens: int) -> Pixels:
         return self.family.preprocess(self.image_processor, image, max_tokens)
 
+    def count_tokens(self, image: Image.Image, max_tokens: int) -> int:
+        """How many visual tokens the image would have."""
+        return sum(block.rows * block.columns for block in self.preprocess(image, max_tokens).blocks)
+
     @torch.inference_mode()
-    def encode(self, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
-        """Vision features of these images, encoded together."""
-        return self.family.encode(self.model, pixels) if pixels else []
+    def encode(self, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
+        """Vision features of these images, encoded together; with the encoder's signals if asked."""
+        return self.family.encode(self.model, pixels, signals) if pixels else []
 
     def inputs(self, prompts: Sequence[Sequence[int]], features: Sequence[ImageFeatures]) -> dict[str, Any]:
         """Model arguments for a batch of token-id prompts, padded on the left, with their images in order."""
@@ -100,7 +104,8 @@ class Backbone:
         inputs = {"input_ids": input_ids, "attention_mask": torch.tensor(mask, device=self.device)}
         if features:
             inputs |= self.family.inputs(self.model, features, input_ids)
-        return inputs
+        positions = self.family.positions(inputs["attention_mask"])
+        return inputs if positions is None else {**inputs, "position_ids": positions}
 
     @torch.inference_mode()
     def next_token_logits(self, inputs: dict[str, Any]) -> Tensor:

@@ -29,7 +29,7 @@ _WORDS = (
     "> : . , ? image images candidate candidates query which best matches the with its letter only answer "
     "rank all from to relevant most least shows are reference change modification system user assistant "
     "red green blue yellow purple orange white black small large left right above below of an and is it "
-    "circle square triangle star cross ring bar on background instead"
+    "circle square triangle star cross ring diamond heart pink cyan at top bottom on background instead"
 )
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }} {{ message.content }}<|im_end|>{% endfor %}"

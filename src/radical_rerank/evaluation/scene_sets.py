@@ -20,12 +20,21 @@ STRIDE = 1_000_000
 
 
 def scenes(
-    *, lists: int = 1000, count: int = 20, similarity: float = 0.7, seed: int = 0, split: str = "test"
+    *,
+    lists: int = 1000,
+    count: int = 20,
+    similarity: float | None = 0.7,
+    seed: int = 0,
+    split: str = "test",
 ) -> Dataset:
-    """Controlled lists: one match among `count` candidates that are alike. Pictures are "list-place"."""
+    """Controlled lists: one match among `count` candidates that are alike. Pictures are "list-place".
+
+    similarity: None for lists of every degree, from 0.05 to 0.95
+    """
 
     def items(number: int) -> SceneList:
-        return make_list(split, seed * STRIDE + number, count, similarity=similarity)
+        degree = (number % 10 + 0.5) / 10 if similarity is None else similarity
+        return make_list(split, seed * STRIDE + number, count, similarity=degree)
 
     drawn = Lazy(lists, items)
 

@@ -5,16 +5,41 @@ from __future__ import annotations
 from typing import Any
 
 from radical_rerank.errors import InputError
-from radical_rerank.pruning.base import Layout, Pruner, PruningRun, Stage, StageRecord, StageView
+from radical_rerank.pruning.base import (
+    Layout,
+    Look,
+    Merge,
+    Pruner,
+    PruningRun,
+    Stage,
+    StageRecord,
+    StageView,
+    VisionSignals,
+)
+from radical_rerank.pruning.dart import DART
 from radical_rerank.pruning.dense import Dense
+from radical_rerank.pruning.dynres import DynResDTI, DynResQRel
+from radical_rerank.pruning.fastv import FastV
+from radical_rerank.pruning.lowres import LowRes
 from radical_rerank.pruning.profile import Profile
+from radical_rerank.pruning.pyramiddrop import PyramidDrop
 from radical_rerank.pruning.radical import RaDiCal
 from radical_rerank.pruning.random import Random
+from radical_rerank.pruning.sparsevlm import SparseVLM
+from radical_rerank.pruning.visionzip import VisionZip
 
 METHODS: dict[str, type[Pruner]] = {
     "radical": RaDiCal,
     "random": Random,
     "dense": Dense,
+    "fastv": FastV,
+    "pyramiddrop": PyramidDrop,
+    "sparsevlm": SparseVLM,
+    "dart": DART,
+    "visionzip": VisionZip,
+    "lowres": LowRes,
+    "dynres-qrel": DynResQRel,
+    "dynres-dti": DynResDTI,
 }
 
 
@@ -29,16 +54,27 @@ def build(name: str, **options: Any) -> Pruner:
 
 
 __all__ = [
+    "DART",
     "METHODS",
     "Dense",
+    "DynResDTI",
+    "DynResQRel",
+    "FastV",
     "Layout",
+    "Look",
+    "LowRes",
+    "Merge",
     "Profile",
     "Pruner",
     "PruningRun",
+    "PyramidDrop",
     "RaDiCal",
     "Random",
+    "SparseVLM",
     "Stage",
     "StageRecord",
     "StageView",
+    "VisionSignals",
+    "VisionZip",
     "build",
 ]

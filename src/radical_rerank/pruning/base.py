@@ -77,6 +77,32 @@ class Stage:
     layer: int
     keep: float
     when: Literal["before", "after"] = "before"
+    of_all: bool = False
+    """`keep` counts all of the list's visual tokens, not those alive"""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Survivors that take something of the dropped along.
+
+    kept: (count,) ascending indices into `view.alive`
+    mix: (count, n): the survivors' new hidden states are mix @ those of all alive tokens; DeepStack features
+    that are still to come are mixed alike.
+    """
+
+    kept: Tensor
+    mix: Tensor
+
+
+@dataclass(frozen=True)
+class VisionSignals:
+    """What the vision encoder's last block says of an image's M tokens (after the merger).
+
+    attention: (M,) what each received; keys: (M, k) its keys, mean over heads.
+    """
+
+    attention: Tensor
+    keys: Tensor
 
 
 class StageView(Protocol):
@@ -87,6 +113,8 @@ class StageView(Protocol):
     """(n,) indices of the alive tokens among all V, ascending"""
     candidate_of: Tensor
     """(V,) the candidate of each token"""
+    rows: tuple[int, ...]
+    """positions of the text rows after the images; the last is the prompt's last token"""
     key: int
     """the list's own number (see `Layout`)"""
 
@@ -110,6 +138,21 @@ class StageView(Protocol):
     def keys(self) -> Tensor:
         """(n, KV, hd) the layer's keys of the alive tokens, after rotation"""
 
+    @property
+    def text_hidden(self) -> Tensor:
+        """(rows, d) hidden states of the text rows after the images"""
+
+    @property
+    def text_keys(self) -> Tensor:
+        """(rows, KV, hd) the layer's keys of these rows, after rotation"""
+
+    @property
+    def signals(self) -> VisionSignals:
+        """of all V tokens, for methods that set `reads_encoder`"""
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The decoder's final norm."""
+
     def attention(self, rows: Sequence[int] | None = None) -> Tensor:
         """(rows, n) this layer's head-averaged attention from text rows to the alive tokens.
 
@@ -122,6 +165,18 @@ class StageView(Protocol):
 
     def note(self, **facts: float) -> None:
         """Facts about this stage for the report, such as its α."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """The candidates at full size and the query, before the decoder: what `resize` may decide by.
+
+    vision: (V, d), candidate_of: (V,), query_embedding: (d,)
+    """
+
+    vision: Tensor
+    candidate_of: Tensor
+    query_embedding: Tensor
 
 
 @dataclass(frozen=True)
@@ -158,10 +213,16 @@ class Pruner:
 
     engine: ClassVar[Engine | None] = None
     summary: ClassVar[str] = ""
+    reads_encoder: ClassVar[bool] = False
+    """the method asks for `view.signals`"""
+    positions: str = field(default="original", repr=False)
+    """"original": survivors keep their rotary positions; "compact": they are renumbered after each stage"""
 
     def __post_init__(self) -> None:
         if not (isinstance(self.keep, (int, float)) and 0 < self.keep <= 1):
             raise InputError(f"keep must lie in (0, 1], not {self.keep!r}")
+        if self.positions not in ("original", "compact"):
+            raise InputError(f'positions must be "original" or "compact", not {self.positions!r}')
 
     def stages(self, num_layers: int) -> list[Stage]:
         """Where: the stages of a decoder with this many layers."""
@@ -171,18 +232,36 @@ class Pruner:
         """What: one number per alive visual token, (n,); the higher survive."""
         raise NotImplementedError
 
-    def select(self, view: StageView, count: int) -> Tensor:
+    def resize(self, sizes: Sequence[int], look: Callable[[], Look]) -> list[int] | None:
+        """How many visual tokens each candidate may have, from how many it would have; None: as it is.
+
+        look: encodes the candidates at full size first, for methods that decide by what they show
+        """
+        return None
+
+    def select(self, view: StageView, count: int) -> Tensor | Merge:
         """(count,) ascending indices into `view.alive` of the tokens that survive."""
         if count >= len(view.alive):
             return torch.arange(len(view.alive), device=view.alive.device)
         return top_k(self.score(view), count)
 
-    def on(self, model: Any, layout: Layout | Sequence[Layout]) -> AbstractContextManager[PruningRun]:
+    def on(
+        self,
+        model: Any,
+        layout: Layout | Sequence[Layout],
+        signals: Sequence[VisionSignals] | None = None,
+    ) -> AbstractContextManager[PruningRun]:
         """Prune whatever runs inside: `with RaDiCal(keep=0.2).on(model, layout): model.generate(...)`.
 
-        One layout per prompt of the batch. The model is restored on leaving, also by an exception.
+        One layout per prompt of the batch, and the encoder's signals of its candidates where the method
+        reads them. The model is restored on leaving, also by an exception.
         """
         if Pruner.engine is None:
             raise RuntimeError("no engine: import radical_rerank.backbones")
         layouts = [layout] if isinstance(layout, Layout) else list(layout)
-        return Pruner.engine(self, model, layouts)
+        return Pruner.engine(self, model, layouts, signals)
+
+
+def scaled(layer: int, num_layers: int, reference: int = 36) -> int:
+    """A layer that the paper gives for Qwen3-VL-4B's 36 layers, at the same depth of another decoder."""
+    return min(num_layers - 1, round(layer * num_layers / reference))

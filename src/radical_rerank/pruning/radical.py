@@ -24,7 +24,7 @@ from radical_rerank.method import (
     text_averaged,
     top_k,
 )
-from radical_rerank.pruning.base import Layout, Pruner, PruningRun, Stage, StageView
+from radical_rerank.pruning.base import Layout, Merge, Pruner, PruningRun, Stage, StageView, VisionSignals
 from radical_rerank.pruning.profile import Profile
 
 FUSIONS = {"geometric": geometric_fusion, "arithmetic": arithmetic_fusion}
@@ -93,11 +93,16 @@ class RaDiCal(Pruner):
         if self.layers < 1 or self.gap < 1:
             raise InputError(f"layers and gap must be at least 1, not {self.layers} and {self.gap}")
 
-    def on(self, model: Any, layout: Layout | Sequence[Layout]) -> AbstractContextManager[PruningRun]:
+    def on(
+        self,
+        model: Any,
+        layout: Layout | Sequence[Layout],
+        signals: Sequence[VisionSignals] | None = None,
+    ) -> AbstractContextManager[PruningRun]:
         if self.calibration is None and self.needs_profile:
             name = getattr(getattr(model, "config", None), "_name_or_path", "")
-            return super(RaDiCal, replace(self, calibration=Profile.find(name))).on(model, layout)
-        return super().on(model, layout)
+            return super(RaDiCal, replace(self, calibration=Profile.find(name))).on(model, layout, signals)
+        return super().on(model, layout, signals)
 
     @property
     def needs_profile(self) -> bool:
@@ -117,7 +122,7 @@ class RaDiCal(Pruner):
     def score(self, view: StageView) -> Tensor:
         return self._signals(view)[0]
 
-    def select(self, view: StageView, count: int) -> Tensor:
+    def select(self, view: StageView, count: int) -> Tensor | Merge:
         if count >= len(view.alive):
             return super().select(view, count)
         # Attention below the uniform baseline carries no information, so many tokens score the same:

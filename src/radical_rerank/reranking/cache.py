@@ -11,10 +11,10 @@ from PIL import Image
 from radical_rerank.backbones import ImageFeatures
 
 
-def content_key(image: Image.Image, max_tokens: int) -> str:
-    """Names an RGB image by its pixels, and the resolution at which it is encoded."""
+def content_key(image: Image.Image, max_tokens: int, signals: bool = False) -> str:
+    """Names an RGB image by its pixels, the resolution at which it is encoded, and what is asked of it."""
     digest = hashlib.blake2b(image.tobytes(), digest_size=16)
-    digest.update(f"{image.size} {max_tokens}".encode())
+    digest.update(f"{image.size} {max_tokens} {signals}".encode())
     return digest.hexdigest()
 
 

@@ -32,6 +32,8 @@ class StageReport:
 class PruningReport:
     """Costs count multiply-accumulates of the decoder's prefill and its key-value cache, as the paper does.
 
+    tokens, visual_tokens: of the unreduced prompt; visual_tokens_entering: fewer where the method reduces
+    before the decoder
     candidates: the documents of this list by number, in the order of the prompt
     blocks: per candidate, which part of its image each token shows (for overlays)
     seconds: preprocess, vision, prior (once per list), selection (at the stages), decoder, scoring.
@@ -42,6 +44,7 @@ class PruningReport:
     keep: float
     tokens: int
     visual_tokens: int
+    visual_tokens_entering: int
     stages: list[StageReport]
     tokens_per_layer: list[int]
     flops_saved: float
@@ -52,7 +55,12 @@ class PruningReport:
 
     @property
     def visual_tokens_left(self) -> int:
-        return self.stages[-1].after if self.stages else self.visual_tokens
+        return self.stages[-1].after if self.stages else self.visual_tokens_entering
+
+    @property
+    def average_tokens(self) -> float:
+        """Tokens per layer, text included, mean over layers."""
+        return sum(self.tokens_per_layer) / max(1, len(self.tokens_per_layer))
 
     def to_dict(self, *, survivors: bool = False) -> dict[str, Any]:
         """JSON-ready. The survivors and their places only if asked for: they are long."""
@@ -61,7 +69,7 @@ class PruningReport:
             data.pop("blocks")
             for stage in data["stages"]:
                 stage.pop("survivors")
-        return data | {"visual_tokens_left": self.visual_tokens_left}
+        return data | {"visual_tokens_left": self.visual_tokens_left, "average_tokens": self.average_tokens}
 
 
 def make_report(
@@ -74,17 +82,20 @@ def make_report(
     seconds: dict[str, float],
     candidates: Sequence[int],
     blocks: Sequence[Sequence[Block]],
+    full: int,
 ) -> PruningReport:
+    """full: the candidates' visual tokens at full size."""
     visual = len(layout.positions)
     other = layout.length - visual
     places = [(record.layer, record.when, other + record.after) for record in records]
     counts = tokens_per_layer(layout.length, places, shape.layers)
-    dense = [layout.length] * shape.layers
+    dense = [other + full] * shape.layers
     return PruningReport(
         method=method,
         keep=keep,
-        tokens=layout.length,
-        visual_tokens=visual,
+        tokens=other + full,
+        visual_tokens=full,
+        visual_tokens_entering=visual,
         stages=[_stage(record, layout) for record in records],
         tokens_per_layer=counts,
         flops_saved=saving(macs(counts, shape), macs(dense, shape)),

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from PIL import Image
 from radical_rerank.backbones import Backbone, ImageFeatures
 from radical_rerank.errors import InputError, OutOfWorldWarning
 from radical_rerank.files import EMBEDDED
-from radical_rerank.pruning import Profile, Pruner, RaDiCal, build
+from radical_rerank.pruning import Look, Profile, Pruner, RaDiCal, VisionSignals, build
 from radical_rerank.reranking.cache import VisionCache, content_key
 from radical_rerank.reranking.calibration import calibrate
 from radical_rerank.reranking.images import MAX_PIXELS, Document, load_image
@@ -346,13 +347,16 @@ class Reranker:
             return []
         self._calibrate_if_needed()
         clock = _Clock(len(lists))
-        features = self._features(lists, clock)
+        limits = [[self.max_image_tokens] * len(work.images) for work in lists]
+        full, features = self._resized(lists, limits, clock)
         with clock("preprocess"):
             prompts = [self._prompt(work, found) for work, found in zip(lists, features, strict=True)]
             flat = [feature for found in features for feature in found]
             inputs = self.backbone.inputs([prompt.ids for prompt in prompts], flat)
         layouts = [prompt.layout for prompt in prompts]
-        with clock("decoder"), self.pruner.on(self.backbone.model, layouts) as run:
+        signals = [_signals(found[-len(work.images) :]) for work, found in zip(lists, features, strict=True)]
+        given = signals if self.pruner.reads_encoder else None
+        with clock("decoder"), self.pruner.on(self.backbone.model, layouts, given) as run:
             if self.scorer == "logits":
                 logits = self.backbone.next_token_logits(inputs)
             else:
@@ -369,9 +373,9 @@ class Reranker:
                     parsed = parse_permutation(texts[row], IDENTIFIERS[: len(prompt.identifiers)])
                     answers.append((permutation_scores(parsed.order), parsed.repairs))
         return [
-            _Scored(scores, repairs, self._report(work, prompt, found, records, clock.seconds))
-            for (scores, repairs), work, prompt, found, records in zip(
-                answers, lists, prompts, features, run.records, strict=True
+            _Scored(scores, repairs, self._report(work, prompt, found, records, clock.seconds, tokens))
+            for (scores, repairs), work, prompt, found, records, tokens in zip(
+                answers, lists, prompts, features, run.records, full, strict=True
             )
         ]
 
@@ -388,15 +392,50 @@ class Reranker:
             key=int.from_bytes(key, "big"),
         )
 
-    def _features(self, lists: Sequence[_List], clock: _Clock) -> list[list[ImageFeatures]]:
-        """Vision features per list, the reference image first; every distinct image is encoded once."""
+    def _resized(
+        self, lists: Sequence[_List], limits: list[list[int]], clock: _Clock
+    ) -> tuple[list[int], list[list[ImageFeatures]]]:
+        """Per list, its visual tokens at full size and its features at the sizes that the method wants."""
+        if type(self.pruner).resize is Pruner.resize:
+            features = self._features(lists, limits, clock)
+            return [
+                sum(len(feature.tokens) for feature in found[-len(work.images) :])
+                for work, found in zip(lists, features, strict=True)
+            ], features
+        full, wanted = [], []
+        for work, limit in zip(lists, limits, strict=True):
+            with clock("preprocess"):
+                sizes = [self.backbone.count_tokens(image, self.max_image_tokens) for image in work.images]
+            chosen = self.pruner.resize(sizes, partial(self._look, work, limit, clock))
+            full.append(sum(sizes))
+            wanted.append(limit if chosen is None else chosen)
+        return full, self._features(lists, wanted, clock)
+
+    def _look(self, work: _List, limit: list[int], clock: _Clock) -> Look:
+        """The candidates at full size, and the query as the decoder will read it."""
+        (found,) = self._features([work], [limit], clock)
+        prompt = self._prompt(work, found)
+        ids = torch.tensor(prompt.ids, device=self.backbone.device)[list(prompt.layout.query)]
+        query = self.backbone.model.get_input_embeddings()(ids).detach().float().mean(dim=0)
+        vision = torch.cat([feature.tokens for feature in found[-len(work.images) :]])
+        return Look(vision, prompt.layout.candidate_of.to(vision.device), query)
+
+    def _features(
+        self, lists: Sequence[_List], limits: Sequence[Sequence[int]], clock: _Clock
+    ) -> list[list[ImageFeatures]]:
+        """Vision features per list, the reference image first; every distinct image is encoded once.
+
+        limits: the most tokens each candidate may have
+        """
+        signals = self.pruner.reads_encoder
         wanted: list[list[str]] = []
         found: dict[str, ImageFeatures] = {}
-        new: dict[str, Image.Image] = {}
+        new: dict[str, tuple[Image.Image, int]] = {}
         with clock("preprocess"):
-            for work in lists:
-                images = [*([work.reference] if work.reference is not None else []), *work.images]
-                keys = [content_key(image, self.max_image_tokens) for image in images]
+            for work, limit in zip(lists, limits, strict=True):
+                context = [] if work.reference is None else [(work.reference, self.max_image_tokens)]
+                images = [*context, *zip(work.images, limit, strict=True)]
+                keys = [content_key(image, most, signals) for image, most in images]
                 wanted.append(keys)
                 for key, image in zip(keys, images, strict=True):
                     if key in found or key in new:
@@ -406,9 +445,9 @@ class Reranker:
                         new[key] = image
                     else:
                         found[key] = cached
-            pixels = [self.backbone.preprocess(image, self.max_image_tokens) for image in new.values()]
+            pixels = [self.backbone.preprocess(image, most) for image, most in new.values()]
         with clock("vision"):
-            for key, feature in zip(new, self.backbone.encode(pixels), strict=True):
+            for key, feature in zip(new, self.backbone.encode(pixels, signals), strict=True):
                 found[key] = feature
                 self.vision_cache.put(key, feature)
         return [[found[key] for key in keys] for keys in wanted]
@@ -420,6 +459,7 @@ class Reranker:
         features: Sequence[ImageFeatures],
         records: Sequence[Any],
         seconds: dict[str, float],
+        full: int,
     ) -> PruningReport:
         return make_report(
             method=type(self.pruner).__name__,
@@ -430,6 +470,7 @@ class Reranker:
             seconds=dict(seconds),
             candidates=work.numbers,
             blocks=[feature.blocks for feature in features[len(features) - len(work.images) :]],
+            full=full,
         )
 
     # Calibration.
@@ -452,6 +493,14 @@ class Reranker:
                 self._say(f"saved the trust profile of {self.backbone.name} to {path}")
             self.pruner = replace(self.pruner, calibration=profile)
         self._ready = True
+
+
+def _signals(features: Sequence[ImageFeatures]) -> VisionSignals:
+    """The encoder's signals of a list's candidates, one after the other."""
+    found = [feature.signals for feature in features if feature.signals is not None]
+    if not found:
+        return VisionSignals(torch.empty(0), torch.empty(0))
+    return VisionSignals(torch.cat([s.attention for s in found]), torch.cat([s.keys for s in found]))
 
 
 class _Clock:

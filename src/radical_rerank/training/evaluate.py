@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from radical_rerank.backbones import Backbone, layout_of
+from radical_rerank.backbones import Backbone
 from radical_rerank.errors import InputError
 from radical_rerank.evaluation.datasets import Dataset
+from radical_rerank.evaluation.questions import answer
 from radical_rerank.evaluation.scene_sets import scenes, scenes_composed, scenes_questions
 from radical_rerank.files import replacing
 from radical_rerank.method import (
@@ -135,21 +136,13 @@ def question_accuracy(
 ) -> dict[str, float]:
     """Share of right answers to yes/no and to colour questions about single scenes."""
     data = scenes_questions(scenes=count)
-    encode = partial(backbone.tokenizer, add_special_tokens=False)
     right: dict[str, list[bool]] = {"yes/no": [], "colour": []}
     for question in track(data.questions):
-        features = backbone.encode([backbone.preprocess(data.picture(question.picture), 384)])
-        image = backbone.tokenizer.convert_tokens_to_ids(["<|vision_start|>", "<|vision_end|>"])
-        ids = [image[0], *[backbone.image_token_id] * len(features[0].tokens), image[1]]
-        ids += encode(f"question: {question.text} answer:")["input_ids"]
-        with (pruner or Dense()).on(backbone.model, layout_of(backbone.model, ids)):
-            logits = backbone.next_token_logits(backbone.inputs([ids], features))[0]
-        words = [encode(f" {choice}")["input_ids"][0] for choice in question.choices]
-        answer = question.choices[int(logits[words].argmax())]
-        kind = "yes/no" if len(question.choices) == 2 else "colour"
-        right[kind].append(answer == question.answer)
-    found = {kind: sum(values) / len(values) for kind, values in right.items() if values}
-    return found | {"questions": len(data.questions)}
+        (feature,) = backbone.encode([backbone.preprocess(data.picture(question.picture), 384)])
+        found = answer(backbone, pruner or Dense(), feature, question.text, question.choices)
+        right["yes/no" if len(question.choices) == 2 else "colour"].append(found == question.answer)
+    shares = {kind: sum(values) / len(values) for kind, values in right.items() if values}
+    return shares | {"questions": len(data.questions)}
 
 
 def entropy_profiles(backbone: Backbone, lists: int) -> dict[str, float]:

@@ -1,0 +1,160 @@
+"""The paper's experiments as lists of settings: what runs, on which data, and what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from radical_rerank.errors import InputError
+from radical_rerank.evaluation.datasets import Dataset
+from radical_rerank.evaluation.records import Cell, Records
+from radical_rerank.evaluation.runner import Pools, Runner, Track
+from radical_rerank.evaluation.scene_sets import scenes, scenes_composed, scenes_gallery
+from radical_rerank.method import STRATEGIES
+
+COMPARED = ("radical", "fastv", "pyramiddrop", "sparsevlm", "dart", "visionzip", "lowres", "random")
+TITLES = {
+    "dense": "Dense",
+    "radical": "RaDiCal",
+    "random": "Random",
+    "fastv": "FastV",
+    "pyramiddrop": "PyramidDrop",
+    "sparsevlm": "SparseVLM",
+    "dart": "DART",
+    "visionzip": "VisionZip",
+    "lowres": "LowRes",
+    "dynres-qrel": "DynRes-QRel",
+    "dynres-dti": "DynRes-DTI",
+}
+ABLATION: dict[str, dict[str, Any]] = {
+    "full": {},
+    "w/o DTI (α = 0)": {"alpha": 0.0},
+    "fixed α = 0.5": {"alpha": 0.5},
+    "w/o α-Maximin": {"strategy": "random"},
+    "w/o geometric fusion": {"fusion": "arithmetic"},
+    "DTI only (α = 1)": {"alpha": 1.0},
+    "QRel only": {"prior": "relevance"},
+    "CCU only": {"prior": "uniqueness"},
+    "w/o token scoring": {"prior": "random", "alpha": 1.0},
+}
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "scenes": scenes,
+    "scenes-composed": scenes_composed,
+    "scenes-gallery": scenes_gallery,
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`cells` are built from the budgets asked for; every cell runs under every seed."""
+
+    about: str
+    cells: Callable[[Sequence[float]], list[Cell]]
+    dataset: str = "scenes"
+    axis: str = ""
+    """what varies, where the result is a curve: the name among the cells' `data` or `options`"""
+
+
+def compared(names: Sequence[str], keeps: Sequence[float]) -> list[Cell]:
+    """These methods at these budgets; Dense and other methods without a budget once."""
+    unknown = [name for name in names if name not in TITLES]
+    if unknown:
+        raise InputError(f"unknown method {unknown[0]!r}; there are: {', '.join(sorted(TITLES))}")
+    return _methods([name for name in names if name != "dense"], keeps)
+
+
+def _dense(**data: Any) -> Cell:
+    return Cell("Dense", "dense", data=data)
+
+
+def _methods(names: Sequence[str], keeps: Sequence[float], **data: Any) -> list[Cell]:
+    return [_dense(**data)] + [
+        Cell(f"{TITLES[name]} {keep:.0%}", name, keep, data=data) for keep in keeps for name in names
+    ]
+
+
+def _variants(variants: dict[str, dict[str, Any]], keeps: Sequence[float]) -> list[Cell]:
+    return [_dense()] + [
+        Cell(name if len(keeps) == 1 else f"{name}, {keep:.0%}", "radical", keep, options=options)
+        for keep in keeps
+        for name, options in variants.items()
+    ]
+
+
+def _candidates(keeps: Sequence[float]) -> list[Cell]:
+    names = ("radical", "pyramiddrop", "fastv", "random")
+    return [cell for count in (5, 10, 20, 50) for cell in _methods(names, keeps, count=count)]
+
+
+def _pareto(keeps: Sequence[float]) -> list[Cell]:
+    cells = _methods(("fastv", "pyramiddrop", "sparsevlm", "dart", "visionzip", "lowres"), keeps)
+    for keep in sorted({0.05, 0.1, 0.2, 0.3, 0.5, *keeps}):
+        for stages in (2, 3, 4, 5):
+            cells.append(
+                Cell(f"RaDiCal {keep:.0%}, K = {stages}", "radical", keep, options={"layers": stages})
+            )
+    return cells
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "main": Experiment("all methods at the same budgets", lambda keeps: _methods(COMPARED, keeps)),
+    "ablation": Experiment("RaDiCal without each of its parts", lambda keeps: _variants(ABLATION, keeps[:1])),
+    "layers": Experiment(
+        "seven ways to choose the layers",
+        lambda keeps: _variants({name: {"strategy": name} for name in STRATEGIES}, keeps[:1]),
+    ),
+    "stages": Experiment(
+        "K, the number of stages",
+        lambda keeps: _variants({f"K = {k}": {"layers": k} for k in (2, 3, 4, 5)}, keeps[:1]),
+        axis="layers",
+    ),
+    "gap": Experiment(
+        "g, the least distance between stages",
+        lambda keeps: _variants({f"g = {g}": {"gap": g} for g in range(1, 7)}, keeps[:1]),
+        axis="gap",
+    ),
+    "candidates": Experiment(
+        "N, the number of candidates", lambda keeps: _candidates(keeps[:1]), axis="count"
+    ),
+    "similarity": Experiment(
+        "how alike the candidates are",
+        lambda keeps: _methods(("radical", "pyramiddrop", "fastv", "random"), keeps[:1], similarity=None),
+        axis="similarity",
+    ),
+    "dynres": Experiment(
+        "resolution per candidate instead of tokens",
+        lambda keeps: _methods(("radical", "lowres", "dynres-qrel", "dynres-dti"), keeps[:1]),
+    ),
+    "composed": Experiment(
+        "a reference picture and a change in words",
+        lambda keeps: _methods(("radical", "fastv", "pyramiddrop", "sparsevlm", "lowres", "random"), keeps),
+        dataset="scenes-composed",
+    ),
+    "pareto": Experiment("quality against cost", _pareto),
+}
+
+
+def run_experiment(
+    experiment: Experiment,
+    runner: Runner,
+    records: Records,
+    *,
+    keeps: Sequence[float],
+    seeds: Sequence[int],
+    limit: int,
+    track: Track,
+    data: Dataset | None = None,
+    pools: Pools | None = None,
+) -> list[Cell]:
+    """Run what is missing; returns all cells. `data` takes the place of the embedded world's data set."""
+    cells = [replace(cell, seed=seed) for cell in experiment.cells(keeps) for seed in seeds]
+    if data is not None and any(cell.data for cell in cells):
+        raise InputError("this experiment varies its data set: it runs on the embedded world only")
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(repr(sorted(cell.data.items())), []).append(cell)
+    for group in groups.values():
+        source = data or DATASETS[experiment.dataset](lists=limit, **group[0].data)
+        runner.run(source, group, records, pools=pools, limit=limit, track=track)
+    return cells

@@ -1,0 +1,91 @@
+"""Data sets by name, and the first stage's pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from radical_rerank.backbones import Backbone
+from radical_rerank.errors import InputError
+from radical_rerank.evaluation.caption_sets import fashioniq, flickr8k, karpathy
+from radical_rerank.evaluation.datasets import Dataset
+from radical_rerank.evaluation.scene_sets import scenes, scenes_composed, scenes_gallery
+from radical_rerank.files import EMBEDDED
+from radical_rerank.retrieval import SceneEmbedder, nearest
+from radical_rerank.retrieval.pools import read_run, write_run
+
+ABOUT = {
+    "scenes": "generated lists of 20 with one match; nothing needed",
+    "scenes-composed": "generated references with a change in words; nothing needed",
+    "scenes-gallery": "a generated gallery of 1,000; a first stage finds the candidates",
+    "flickr30k": "--annotations dataset_flickr30k.json --images DIR",
+    "mscoco": "--annotations dataset_coco.json --images DIR",
+    "flickr8k": "--annotations Flickr8k.token.txt --images DIR --split Flickr_8k.testImages.txt",
+    "fashioniq-dress": "--annotations cap.dress.val.json --split split.dress.val.json --images DIR",
+    "fashioniq-shirt": "--annotations cap.shirt.val.json --split split.shirt.val.json --images DIR",
+    "fashioniq-toptee": "--annotations cap.toptee.val.json --split split.toptee.val.json --images DIR",
+}
+
+
+def open_dataset(
+    name: str,
+    *,
+    lists: int | None = None,
+    annotations: str | None = None,
+    images: str | None = None,
+    split: str = "test",
+) -> Dataset:
+    """lists: how many of the generated data sets' queries to draw."""
+    if name not in ABOUT:
+        raise InputError(f"unknown data set {name!r}; there are: {', '.join(ABOUT)}")
+    if name == "scenes":
+        return scenes(lists=lists or 1000)
+    if name == "scenes-composed":
+        return scenes_composed(lists=lists or 1000)
+    if name == "scenes-gallery":
+        return scenes_gallery()
+    if annotations is None or images is None:
+        raise InputError(f"{name} needs {ABOUT[name]}")
+    if name == "flickr8k":
+        return flickr8k(annotations, images, split_file=None if split == "test" else split)
+    if name.startswith("fashioniq-"):
+        return fashioniq(annotations, split, images, category=name.removeprefix("fashioniq-"))
+    return karpathy(annotations, images, name=name, split=split)
+
+
+def pools_of(
+    data: Dataset,
+    backbone: Backbone,
+    run: str | None,
+    depth: int,
+    path: Path,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, list[str]] | None:
+    """Candidates per query: the data set's own lists (None), a run file's, or the embedded first stage's.
+
+    What the first stage finds is kept in `path` and read from there the next time.
+    """
+    if run is not None:
+        found = read_run(run, known=set(data.gallery) or None, depth=depth)
+        missing = next((task.id for task in data.tasks if task.id not in found), None)
+        if missing is not None:
+            raise InputError(f"the run {run} has no candidates for query {missing}")
+        return found
+    if data.tasks[0].candidates is not None:
+        return None
+    if path.is_file():
+        return read_run(path, known=set(data.gallery), depth=depth)
+    if backbone.name != EMBEDDED:
+        raise InputError(f"{data.name} needs a first stage: pass --pool with a TREC run file")
+    say(f"embedding the {len(data.gallery)} pictures of {data.name}")
+    embedder = SceneEmbedder(backbone)
+    gallery = embedder.embed_images([data.picture(name) for name in data.gallery])
+    queries = embedder.embed_queries([task.text for task in data.tasks])
+    scores, numbers = nearest(queries, gallery, depth)
+    pool = {
+        task.id: [(data.gallery[n], float(s)) for n, s in zip(row, values, strict=True)]
+        for task, row, values in zip(data.tasks, numbers.tolist(), scores.tolist(), strict=True)
+    }
+    write_run(path, pool, embedder.name)
+    return read_run(path, known=set(data.gallery), depth=depth)

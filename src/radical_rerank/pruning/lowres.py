@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from radical_rerank.pruning.base import Look, Pruner, Stage
+
+
+@dataclass(kw_only=True)
+class LowRes(Pruner):
+    """Every image at a lower resolution, so that it has at most R of its visual tokens; none is dropped."""
+
+    summary: ClassVar[str] = "every image at a lower resolution"
+
+    def stages(self, num_layers: int) -> list[Stage]:
+        return []
+
+    def resize(self, sizes: Sequence[int], look: Callable[[], Look]) -> list[int] | None:
+        return [max(1, int(self.keep * size + 1e-9)) for size in sizes] if self.keep < 1 else None

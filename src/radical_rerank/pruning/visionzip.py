@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from radical_rerank.pruning.base import Merge, Pruner, Stage, StageView
+
+
+@dataclass(kw_only=True)
+class VisionZip(Pruner):
+    """Before the decoder, image by image: tokens that the encoder itself looks at, and merged leftovers.
+
+    54/64 of an image's budget are its dominant tokens, by attention received in the last vision block (by the
+    CLS token's attention where there is one). Of the rest, every step-th is a target, each other goes to the
+    target with the most similar keys, and target + mean(others) takes the target's place. The whole prompt is
+    laid out first, so positions are those of the full images.
+    """
+
+    dominant: float = 54 / 64
+
+    summary: ClassVar[str] = "before the decoder: tokens the vision encoder looks at, the rest merged"
+    reads_encoder: ClassVar[bool] = True
+
+    def stages(self, num_layers: int) -> list[Stage]:
+        return [Stage(0, self.keep)]
+
+    def select(self, view: StageView, count: int) -> Tensor | Merge:
+        if count >= len(view.alive):
+            return torch.arange(len(view.alive), device=view.alive.device)
+        sizes = view.candidate_of.bincount().tolist()
+        kept: list[int] = []
+        mix = torch.zeros(count, len(view.alive), device=view.alive.device)
+        start = 0
+        for size, budget in zip(sizes, apportion(sizes, count), strict=True):
+            attention = view.signals.attention[start : start + size]
+            keys = view.signals.keys[start : start + size]
+            own, weights = _zip(attention, keys, budget, min(budget, round(self.dominant * budget)))
+            mix[len(kept) : len(kept) + budget, start : start + size] = weights.to(mix.device)
+            kept += [start + place for place in own.tolist()]
+            start += size
+        return Merge(torch.tensor(kept, device=view.alive.device), mix)
+
+
+def _zip(attention: Tensor, keys: Tensor, budget: int, dominant: int) -> tuple[Tensor, Tensor]:
+    """One image of M tokens: (budget,) which stay, ascending, and (budget, M) what each is made of."""
+    size = len(attention)
+    order = attention.argsort(descending=True, stable=True)
+    best, rest = order[:dominant], order[dominant:].sort().values
+    contextual = budget - dominant
+    mix = torch.eye(size)
+    targets = rest[:0]
+    if contextual:
+        step = max(1, len(rest) // contextual)
+        chosen = torch.arange(len(rest)) % step == 0
+        chosen &= chosen.cumsum(0) <= contextual
+        targets, others = rest[chosen.to(rest.device)], rest[~chosen.to(rest.device)]
+        unit = normalize(keys.float(), dim=-1)
+        nearest = (unit[others] @ unit[targets].T).argmax(dim=-1)
+        for number, target in enumerate(targets.tolist()):
+            mine = others[nearest == number].tolist()
+            if mine:
+                mix[target, mine] = 1 / len(mine)
+    stay = torch.cat([best, targets]).sort().values
+    return stay, mix[stay.cpu()]
+
+
+def apportion(sizes: Sequence[int], count: int) -> list[int]:
+    """`count` tokens shared among images in proportion to their sizes, by largest remainders."""
+    total = sum(sizes)
+    exact = [count * size / total for size in sizes]
+    shares = [int(value) for value in exact]
+    by_remainder = sorted(range(len(sizes)), key=lambda i: shares[i] - exact[i])
+    for i in by_remainder[: count - sum(shares)]:
+        shares[i] += 1
+    return shares

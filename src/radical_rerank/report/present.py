@@ -1,0 +1,67 @@
+"""Runs an experiment and presents it: records, then tables and plots made from the records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radical_rerank.evaluation.experiments import EXPERIMENTS, run_experiment
+from radical_rerank.evaluation.records import Records
+from radical_rerank.evaluation.runner import Runner, Track
+from radical_rerank.report import studies
+from radical_rerank.report.plots import bars, curves, pareto
+from radical_rerank.report.tables import published, summarize, write_tables
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment that is more than a list of settings."""
+
+    about: str
+    run: Callable[..., list[Any]]
+
+
+STUDIES: dict[str, Study] = {
+    "similarity": Study("how alike the candidates are, in quintiles", studies.similarity),
+    "retrievers": Study("three first stages and what their pools share", studies.retrievers),
+    "transfer": Study("questions about single pictures, without uniqueness", studies.transfer),
+    "diagnose": Study("reliability z_l and entropy, layer by layer", studies.diagnosis),
+    "cases": Study("which tokens each method keeps, as pictures", studies.cases),
+}
+
+
+def run_study(
+    name: str,
+    runner: Runner,
+    out: Path,
+    *,
+    keeps: Sequence[float],
+    seeds: Sequence[int],
+    limit: int,
+    track: Track,
+) -> list[Any]:
+    """Everything goes to `out / name`."""
+    folder = out / name
+    if name in STUDIES:
+        return STUDIES[name].run(runner, folder, keeps=keeps, seeds=seeds, limit=limit, track=track)
+    experiment = EXPERIMENTS[name]
+    records = Records(folder / "records.jsonl")
+    cells = run_experiment(experiment, runner, records, keeps=keeps, seeds=seeds, limit=limit, track=track)
+    wanted = {cell.key for cell in cells}
+    chosen = [r for r in records if r["cell_key"] in wanted and int(r["task"]) < limit]
+    rows = summarize(chosen, published(name, "FashionIQ" if name == "composed" else "Flickr30K"))
+    note = (
+        f"`radical experiment {name} --limit {limit}` on {runner.backbone.name}: {rows[0].queries} lists per "
+        f"setting, {rows[0].seeds} seed(s). Quality in percent. p: paired randomisation tests over lists. "
+        "The column `paper` is the paper's MRR@10 on its own model and data."
+    )
+    write_tables(folder, name, experiment.about, rows, note)
+    if name == "pareto":
+        pareto(folder / f"{name}.png", rows, experiment.about)
+    elif experiment.axis and any(experiment.axis in {**r.data, **r.options} for r in rows):
+        curves(folder / f"{name}.png", rows, experiment.axis, experiment.about)
+    else:
+        bars(folder / f"{name}.png", rows, experiment.about)
+    return rows

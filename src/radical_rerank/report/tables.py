@@ -1,0 +1,205 @@
+"""Tables from records alone: Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from radical_rerank.evaluation.metrics import MEASURES, bootstrap, paired_test, relative
+from radical_rerank.files import replacing
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting, means over queries and seeds. Quality in percent, costs as fractions saved.
+
+    interval: 95% bootstrap interval of MRR@10 over queries; p_dense, p_best: paired tests against Dense and
+    against the best other method at the same budget
+    """
+
+    name: str
+    method: str
+    keep: float
+    data: dict[str, Any]
+    options: dict[str, Any]
+    queries: int
+    seeds: int
+    measures: dict[str, float]
+    conditional: dict[str, float]
+    interval: tuple[float, float]
+    rel_d: float
+    p_dense: float | None
+    p_best: float | None
+    visual_tokens: float
+    visual_tokens_left: float
+    average_tokens: float
+    flops_saved: float
+    kv_saved: float
+    seconds: float
+    paper: float | None
+
+
+def summarize(records: Iterable[dict[str, Any]], paper: dict[str, float] | None = None) -> list[Row]:
+    """Rows in the order in which the settings first occur. Queries are compared only where both ran."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault((record["cell"], json.dumps(record["data"], sort_keys=True)), []).append(record)
+    scores = {key: _per_query(group, "MRR@10") for key, group in groups.items()}
+    rows = []
+    for (name, data), group in groups.items():
+        mine, first = scores[name, data], group[0]
+        dense = scores.get(("Dense", data))
+        rivals = [
+            key
+            for key, others in groups.items()
+            if key[1] == data
+            and others[0]["keep"] == first["keep"]
+            and others[0]["method"] not in (first["method"], "dense")
+        ]
+        best = max(rivals, key=lambda key: np.mean(list(scores[key].values())), default=None)
+        mean = {m: 100 * float(np.mean(list(_per_query(group, m).values()))) for m in MEASURES}
+        inside = [record for record in group if record["in_pool"]]
+        rows.append(
+            Row(
+                name=name,
+                method=first["method"],
+                keep=first["keep"],
+                data=first["data"],
+                options=first["options"],
+                queries=len(mine),
+                seeds=len({record["seed"] for record in group}),
+                measures=mean,
+                conditional={
+                    m: 100 * float(np.mean(list(_per_query(inside, m).values()))) if inside else float("nan")
+                    for m in MEASURES
+                },
+                interval=tuple(100 * x for x in bootstrap(list(mine.values()))),  # type: ignore[arg-type]
+                rel_d=relative(mean["MRR@10"], 100 * float(np.mean(list(dense.values()))))
+                if dense
+                else float("nan"),
+                p_dense=_paired(mine, dense) if dense and name != "Dense" else None,
+                p_best=_paired(mine, scores[best]) if best and name != "Dense" else None,
+                visual_tokens=_mean(group, "visual_tokens"),
+                visual_tokens_left=_mean(group, "visual_tokens_left"),
+                average_tokens=_mean(group, "average_tokens"),
+                flops_saved=_mean(group, "flops_saved"),
+                kv_saved=_mean(group, "kv_saved"),
+                seconds=float(np.median([sum(record["seconds"].values()) for record in group])),
+                paper=(paper or {}).get(name),
+            )
+        )
+    return rows
+
+
+def _per_query(group: Sequence[dict[str, Any]], measure: str) -> dict[str, float]:
+    """Per query the mean over seeds."""
+    found: dict[str, list[float]] = {}
+    for record in group:
+        found.setdefault(record["task"], []).append(record["measures"][measure])
+    return {task: sum(values) / len(values) for task, values in found.items()}
+
+
+def _paired(a: dict[str, float], b: dict[str, float]) -> float:
+    common = [task for task in a if task in b]
+    return paired_test([a[task] for task in common], [b[task] for task in common])
+
+
+def _mean(group: Sequence[dict[str, Any]], field: str) -> float:
+    return float(np.mean([record[field] for record in group]))
+
+
+def published(experiment: str, dataset: str = "Flickr30K") -> dict[str, float]:
+    """The paper's MRR@10 of the same cells, on its own model and data."""
+    text = (resources.files("radical_rerank.evaluation") / "published.json").read_text(encoding="utf-8")
+    return json.loads(text).get(experiment, {}).get(dataset, {})
+
+
+# Writing.
+
+HEADS = (
+    "setting", "R@1", "R@5", "R@10", "MRR@10", "95%", "Rel_D", "p (Dense)", "p (best other)", "tokens left",
+    "tokens / layer", "FLOPs saved", "KV saved", "s / list", "paper",
+)  # fmt: skip
+
+
+def cells_of(rows: Sequence[Row]) -> list[list[str]]:
+    """What a table shows, one list of strings per row; the paper's column only where it says something."""
+    lines = []
+    for row in rows:
+        label = row.name + "".join(
+            f", {key} = {value}" for key, value in row.data.items() if value is not None
+        )
+        lines.append(
+            [
+                label,
+                *(f"{row.measures[m]:.2f}" for m in ("R@1", "R@5", "R@10", "MRR@10")),
+                f"{row.interval[0]:.1f}–{row.interval[1]:.1f}",
+                f"{row.rel_d:.1f}",
+                _p(row.p_dense),
+                _p(row.p_best),
+                f"{row.visual_tokens_left:.0f} of {row.visual_tokens:.0f}",
+                f"{row.average_tokens:.0f}",
+                f"{100 * row.flops_saved:.1f}%",
+                f"{100 * row.kv_saved:.1f}%",
+                f"{row.seconds:.3f}",
+                "" if row.paper is None else f"{row.paper:.2f}",
+            ]
+        )
+    return lines
+
+
+def heads_of(rows: Sequence[Row]) -> list[str]:
+    return [*HEADS[:-1], *(["paper"] if any(row.paper is not None for row in rows) else [])]
+
+
+def _p(value: float | None) -> str:
+    return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def write_tables(folder: str | Path, name: str, title: str, rows: Sequence[Row], note: str = "") -> None:
+    """`name.md`, `name.tex` and `name.csv`."""
+    folder = Path(folder)
+    heads = heads_of(rows)
+    lines = [line[: len(heads)] for line in cells_of(rows)]
+    texts = {
+        "md": f"# {title}\n\n{note}\n\n" + markdown(heads, lines),
+        "tex": latex(heads, lines, title),
+        "csv": comma_separated(heads, lines),
+    }
+    for suffix, text in texts.items():
+        with replacing(folder / f"{name}.{suffix}") as file:
+            file.write(text)
+
+
+def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *(["---:"] * (len(heads) - 1))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *lines)) + "\n"
+
+
+def latex(heads: Sequence[str], lines: Sequence[Sequence[str]], caption: str) -> str:
+    def escaped(line: Sequence[str]) -> str:
+        special = {"%": r"\%", "&": r"\&", "_": r"\_", "α": r"$\alpha$", "–": "--", "<": "$<$", "#": r"\#"}
+        return " & ".join("".join(special.get(c, c) for c in cell) for cell in line) + r" \\"
+
+    body = "\n".join(escaped(line) for line in lines)
+    return (
+        "\\begin{table}\n\\centering\n"
+        f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}\n\\toprule\n{escaped(heads)}\n\\midrule\n{body}\n"
+        f"\\bottomrule\n\\end{{tabular}}\n\\caption{{{caption}}}\n\\end{{table}}\n"
+    )
+
+
+def comma_separated(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows(lines)
+    return buffer.getvalue()
