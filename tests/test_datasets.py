@@ -120,3 +120,21 @@ def test_a_page_holds_everything_it_shows(backbone: Backbone, tmp_path: Path) ->
     assert len(section["images"]) == 3
     assert section["rows"][0]["order"] == ranking.order
     assert "http" not in text.replace("http-equiv", "")  # nothing is fetched
+
+
+def test_a_composed_gallery_knows_every_match() -> None:
+    from radical_rerank.evaluation.scene_sets import scenes_composed_gallery
+    from radical_rerank.scenes.lists import make_composed
+
+    data = scenes_composed_gallery(groups=3, count=8, changes=2)
+    assert len(data.gallery) == 24
+    assert len(data.tasks) == 6
+    for n in range(3):
+        item = make_composed("test", n, 8, queries=2)
+        for place, change in enumerate(item.changes):
+            task = data.tasks[2 * n + place]
+            assert task.reference == f"reference-{n}"
+            assert str(8 * n + change.target) in task.relevant
+            assert data.picture(f"reference-{n}").tobytes() == item.rendered[0][0].tobytes()
+            target = data.picture(str(8 * n + change.target))
+            assert target.tobytes() == item.images[change.target].tobytes()

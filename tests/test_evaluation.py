@@ -329,7 +329,7 @@ def test_pools(tmp_path: Path, backbone: Backbone) -> None:
     data = tiny_data()
     assert pools_of(data, backbone, None, 5, tmp_path / "pool.run") is None
     bare = Dataset("bare", [Task("q1", "x", {"a": 1})], lambda name: None, ["a", "b"])
-    with pytest.raises(InputError, match="pass --pool"):
+    with pytest.raises(InputError, match="pass --embedder"):
         pools_of(bare, backbone, None, 5, tmp_path / "pool.run")
     run = write_run(tmp_path / "a.run", {"q2": [("a", 1.0)]}, "t")
     with pytest.raises(InputError, match="no candidates for query q1"):
@@ -548,3 +548,27 @@ def test_the_commands_name_what_they_do_not_know(capsys: pytest.CaptureFixture[s
         "main", "ablation", "layers", "stages", "gap", "candidates", "similarity", "retrievers", "dynres",
         "composed", "transfer", "pareto", "diagnose", "cases",
     }  # fmt: skip
+
+
+def test_ray_gives_the_same_records(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
+    """Two workers on a local Ray against the plain runner; what is there already is not run again."""
+    pytest.importorskip("ray", reason="Ray is an extra")
+    from functools import partial
+
+    from radical_rerank.evaluation.on_ray import Job, run_on_ray
+
+    model = str(tiny_folders["qwen3_vl"])
+    cells = [CELLS[0], CELLS[2]]
+    dataset = partial(open_dataset, "scenes", lists=4)
+    PROFILE.save(Profile.cache_path(model))
+    plain = Records(tmp_path / "plain.jsonl")
+    Runner(Backbone.from_pretrained(model), {"commit": "test"}).run(dataset(), cells, plain)
+    spread = Records(tmp_path / "ray.jsonl")
+    for record in list(plain)[:3]:
+        spread.add({**record, "commit": "before"})
+    run_on_ray("local", Job(model, dataset, cells, {"commit": "test"}, threads=1), spread, 4)
+    key = lambda r: (r["task"], r["cell_key"])  # noqa: E731
+    ours, theirs = (sorted(without_time(r), key=key) for r in (spread, plain))
+    assert [r["commit"] for r in ours].count("before") == 3
+    for a, b in zip(ours, theirs, strict=True):
+        assert {**a, "commit": ""} == {**b, "commit": ""}

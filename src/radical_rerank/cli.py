@@ -9,6 +9,8 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -200,7 +202,12 @@ def evaluate(
     images: Annotated[str | None, typer.Option(help="The folder of its pictures.")] = None,
     split: Annotated[str, typer.Option(help="Its split, or its file of ids.")] = "test",
     pool: Annotated[str | None, typer.Option(help="A TREC run file of candidates.")] = None,
+    embedder: Annotated[
+        str | None, typer.Option(help="A first stage: embedded, siglip2, jina, qwen or a model id.")
+    ] = None,
     depth: Annotated[int, typer.Option(min=2, help="Candidates per query.")] = 20,
+    ray: Annotated[str | None, typer.Option(help="Run on Ray: local, or a cluster's address.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Rerankers on Ray.")] = 2,
     model: Model = EMBEDDED,
     as_json: AsJson = False,
 ) -> None:
@@ -213,10 +220,18 @@ def evaluate(
     names, keeps = methods or ["dense", "radical"], keep or list(DEFAULT_KEEPS)
     plan = Experiment(f"{dataset}", lambda budgets: compared(names, budgets))
     cells = plan.cells(keeps)  # an unknown method is told before anything is loaded
-    data = open_dataset(dataset, lists=limit, annotations=annotations, images=images, split=split)
+    opened = partial(open_dataset, dataset, lists=limit, annotations=annotations, images=images, split=split)
+    data = opened()
     runner = _runner(model)
-    pools = pools_of(data, runner.backbone, pool, depth, Path(out) / "pool.run", say=_say)
+    found = Path(out) / "pool.run"
+    pools = pools_of(data, runner.backbone, pool, depth, found, embedder=embedder, say=_say)
     records = Records(Path(out) / "records.jsonl")
+    if ray is not None:
+        from radical_rerank.evaluation.on_ray import Job, run_on_ray
+
+        every = [replace(cell, seed=seed) for cell in cells for seed in seeds or [42]]
+        job = Job(model, opened, every, runner.provenance, pools)
+        run_on_ray(ray, job, records, min(limit or len(data.tasks), len(data.tasks)), workers=workers)
     run_experiment(
         plan,
         runner,
@@ -308,7 +323,7 @@ def _track(items: Any, label: str) -> Any:
 def _show_rows(rows: Any, title: str, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from radical_rerank.report.tables import cells_of, heads_of
+    from radical_rerank.report.tables import table_of
 
     if as_json:
         _print_json([row if isinstance(row, dict) else asdict(row) for row in rows])
@@ -318,10 +333,10 @@ def _show_rows(rows: Any, title: str, as_json: bool) -> None:
         for row in rows:
             table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
     else:
-        heads = heads_of(rows)
+        heads, lines = table_of(rows)
         table = Table(*heads, title=escape(title), title_justify="left")
-        for line in cells_of(rows):
-            table.add_row(*(escape(cell) for cell in line[: len(heads)]))
+        for line in lines:
+            table.add_row(*map(escape, line))
     Console().print(table)
 
 
@@ -355,6 +370,17 @@ def scenes_evaluate(
             name, "  ".join(f"{key} {value:.3f}".removesuffix(".000") for key, value in values.items())
         )
     Console().print(table)
+
+
+@scenes_app.command("card")
+def scenes_card(
+    folder: Annotated[str, typer.Argument(help="A trained model with its figures.json.")],
+    commit: Annotated[str, typer.Option(help="The commit at which it was trained.")],
+) -> None:
+    """Write a trained model's card from its figures and its training log."""
+    from radical_rerank.training.card import write_card
+
+    _say(f"wrote {write_card(folder, commit)}")
 
 
 @scenes_app.command("train")

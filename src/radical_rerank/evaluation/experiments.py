@@ -10,7 +10,7 @@ from radical_rerank.errors import InputError
 from radical_rerank.evaluation.datasets import Dataset
 from radical_rerank.evaluation.records import Cell, Records
 from radical_rerank.evaluation.runner import Pools, Runner, Track
-from radical_rerank.evaluation.scene_sets import scenes, scenes_composed, scenes_gallery
+from radical_rerank.evaluation.scene_sets import scenes
 from radical_rerank.method import STRATEGIES
 
 COMPARED = ("radical", "fastv", "pyramiddrop", "sparsevlm", "dart", "visionzip", "lowres", "random")
@@ -38,11 +38,6 @@ ABLATION: dict[str, dict[str, Any]] = {
     "CCU only": {"prior": "uniqueness"},
     "w/o token scoring": {"prior": "random", "alpha": 1.0},
 }
-DATASETS: dict[str, Callable[..., Dataset]] = {
-    "scenes": scenes,
-    "scenes-composed": scenes_composed,
-    "scenes-gallery": scenes_gallery,
-}
 
 
 @dataclass(frozen=True)
@@ -51,7 +46,6 @@ class Experiment:
 
     about: str
     cells: Callable[[Sequence[float]], list[Cell]]
-    dataset: str = "scenes"
     axis: str = ""
     """what varies, where the result is a curve: the name among the cells' `data` or `options`"""
 
@@ -126,11 +120,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         "resolution per candidate instead of tokens",
         lambda keeps: _methods(("radical", "lowres", "dynres-qrel", "dynres-dti"), keeps[:1]),
     ),
-    "composed": Experiment(
-        "a reference picture and a change in words",
-        lambda keeps: _methods(("radical", "fastv", "pyramiddrop", "sparsevlm", "lowres", "random"), keeps),
-        dataset="scenes-composed",
-    ),
     "pareto": Experiment("quality against cost", _pareto),
 }
 
@@ -155,6 +144,6 @@ def run_experiment(
     for cell in cells:
         groups.setdefault(repr(sorted(cell.data.items())), []).append(cell)
     for group in groups.values():
-        source = data or DATASETS[experiment.dataset](lists=limit, **group[0].data)
+        source = data or scenes(lists=limit, **group[0].data)
         runner.run(source, group, records, pools=pools, limit=limit, track=track)
     return cells

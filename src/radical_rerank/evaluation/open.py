@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from torch.nn.functional import normalize
+
 from radical_rerank.backbones import Backbone
 from radical_rerank.errors import InputError
 from radical_rerank.evaluation.caption_sets import fashioniq, flickr8k, karpathy
 from radical_rerank.evaluation.datasets import Dataset
-from radical_rerank.evaluation.scene_sets import scenes, scenes_composed, scenes_gallery
+from radical_rerank.evaluation.scene_sets import (
+    scenes,
+    scenes_composed,
+    scenes_composed_gallery,
+    scenes_gallery,
+)
 from radical_rerank.files import EMBEDDED
-from radical_rerank.retrieval import SceneEmbedder, nearest
-from radical_rerank.retrieval.pools import read_run, write_run
+from radical_rerank.retrieval import embedder_of, nearest, read_run, write_run
 
 ABOUT = {
     "scenes": "generated lists of 20 with one match; nothing needed",
     "scenes-composed": "generated references with a change in words; nothing needed",
+    "scenes-composed-gallery": "references and changes over a gallery of 1,000; a first stage is needed",
     "scenes-gallery": "a generated gallery of 1,000; a first stage finds the candidates",
     "flickr30k": "--annotations dataset_flickr30k.json --images DIR",
     "mscoco": "--annotations dataset_coco.json --images DIR",
@@ -44,6 +51,8 @@ def open_dataset(
         return scenes_composed(lists=lists or 1000)
     if name == "scenes-gallery":
         return scenes_gallery()
+    if name == "scenes-composed-gallery":
+        return scenes_composed_gallery()
     if annotations is None or images is None:
         raise InputError(f"{name} needs {ABOUT[name]}")
     if name == "flickr8k":
@@ -60,10 +69,12 @@ def pools_of(
     depth: int,
     path: Path,
     *,
+    embedder: str | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[str]] | None:
-    """Candidates per query: the data set's own lists (None), a run file's, or the embedded first stage's.
+    """Candidates per query: the data set's own lists (None), a run file's, or a first stage's.
 
+    embedder: its name; by default the embedded model's own, where that is the model
     What the first stage finds is kept in `path` and read from there the next time.
     """
     if run is not None:
@@ -76,16 +87,25 @@ def pools_of(
         return None
     if path.is_file():
         return read_run(path, known=set(data.gallery), depth=depth)
-    if backbone.name != EMBEDDED:
-        raise InputError(f"{data.name} needs a first stage: pass --pool with a TREC run file")
-    say(f"embedding the {len(data.gallery)} pictures of {data.name}")
-    embedder = SceneEmbedder(backbone)
-    gallery = embedder.embed_images([data.picture(name) for name in data.gallery])
-    queries = embedder.embed_queries([task.text for task in data.tasks])
+    if embedder is None and backbone.name != EMBEDDED:
+        raise InputError(f"{data.name} needs a first stage: pass --embedder, or --pool with a TREC run file")
+    first = embedder_of(embedder or EMBEDDED, backbone if backbone.name == EMBEDDED else None)
+    say(f"embedding the {len(data.gallery)} pictures of {data.name} with {first.name}")
+    gallery = first.embed_images([data.picture(name) for name in data.gallery])
+    queries = first.embed_queries([task.text for task in data.tasks])
+    if any(task.reference for task in data.tasks):
+        # What the reference shows and what the words say, added up: the plainest first stage of the kind.
+        names = list(dict.fromkeys(task.reference for task in data.tasks if task.reference))
+        shown = normalize(first.embed_images([data.picture(name) for name in names]), dim=-1)
+        queries = normalize(queries, dim=-1)
+        for row, task in enumerate(data.tasks):
+            if task.reference:
+                queries[row] += shown[names.index(task.reference)]
+        gallery = normalize(gallery, dim=-1)
     scores, numbers = nearest(queries, gallery, depth)
     pool = {
         task.id: [(data.gallery[n], float(s)) for n, s in zip(row, values, strict=True)]
         for task, row, values in zip(data.tasks, numbers.tolist(), scores.tolist(), strict=True)
     }
-    write_run(path, pool, embedder.name)
+    write_run(path, pool, first.name)
     return read_run(path, known=set(data.gallery), depth=depth)

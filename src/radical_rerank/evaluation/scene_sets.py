@@ -5,6 +5,7 @@ Seed 0 of the test split is the version that figures are reported on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from PIL import Image
@@ -13,7 +14,7 @@ from radical_rerank.evaluation.datasets import Dataset, Lazy, Question, Question
 from radical_rerank.scenes.drawing import render
 from radical_rerank.scenes.gallery import make_gallery
 from radical_rerank.scenes.lists import SceneList, make_composed, make_list, make_questions
-from radical_rerank.scenes.world import COLOURS
+from radical_rerank.scenes.world import COLOURS, Thing
 
 STRIDE = 1_000_000
 """List `number` of data set `seed` is list `seed * STRIDE + number` of the generator"""
@@ -66,6 +67,34 @@ def scenes_composed(*, lists: int = 1000, count: int = 20, seed: int = 0, split:
         return item.rendered[0][0] if place == "reference" else item.images[int(place)]
 
     return Dataset("scenes-composed", Lazy(lists, task), picture)
+
+
+def scenes_composed_gallery(
+    *, groups: int = 50, count: int = 20, changes: int = 6, seed: int = 0, split: str = "test"
+) -> Dataset:
+    """References and changes over one gallery of all their candidates: a pool may miss the target."""
+    items = [make_composed(split, seed * STRIDE + n, count, queries=changes) for n in range(groups)]
+    gallery = [scene for item in items for scene in item.scenes]
+    alike: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
+    for number, scene in enumerate(gallery):
+        alike.setdefault(_kinds(scene.things), []).append(str(number))
+    tasks = []
+    for n, item in enumerate(items):
+        for place, change in enumerate(item.changes):
+            wanted = _kinds(item.scenes[change.target].things)
+            relevant = dict.fromkeys(alike[wanted], 1)
+            tasks.append(Task(f"{n}-{place}", change.text, relevant, f"reference-{n}"))
+
+    @lru_cache(maxsize=2048)
+    def picture(name: str) -> Image.Image:
+        kind, _, number = name.rpartition("-")
+        return render(items[int(number)].reference if kind else gallery[int(number)])[0]
+
+    return Dataset("scenes-composed-gallery", tasks, picture, [str(n) for n in range(len(gallery))])
+
+
+def _kinds(things: Sequence[Thing]) -> tuple[tuple[str, str, str], ...]:
+    return tuple(sorted((thing.colour, thing.shape, thing.size) for thing in things))
 
 
 def scenes_gallery(*, size: int = 1000, queries: int = 1000, seed: int = 0, split: str = "test") -> Dataset:

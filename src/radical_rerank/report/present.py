@@ -26,6 +26,7 @@ class Study:
 STUDIES: dict[str, Study] = {
     "similarity": Study("how alike the candidates are, in quintiles", studies.similarity),
     "retrievers": Study("three first stages and what their pools share", studies.retrievers),
+    "composed": Study("a reference picture and a change in words", studies.composed),
     "transfer": Study("questions about single pictures, without uniqueness", studies.transfer),
     "diagnose": Study("reliability z_l and entropy, layer by layer", studies.diagnosis),
     "cases": Study("which tokens each method keeps, as pictures", studies.cases),
@@ -51,7 +52,7 @@ def run_study(
     cells = run_experiment(experiment, runner, records, keeps=keeps, seeds=seeds, limit=limit, track=track)
     wanted = {cell.key for cell in cells}
     chosen = [r for r in records if r["cell_key"] in wanted and int(r["task"]) < limit]
-    rows = summarize(chosen, published(name, "FashionIQ" if name == "composed" else "Flickr30K"))
+    rows = summarize(chosen, published(name))
     note = (
         f"`radical experiment {name} --limit {limit}` on {runner.backbone.name}: {rows[0].queries} lists per "
         f"setting, {rows[0].seeds} seed(s). Quality in percent. p: paired randomisation tests over lists. "

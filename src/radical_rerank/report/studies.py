@@ -15,15 +15,22 @@ from PIL import Image, ImageDraw
 from radical_rerank.diagnostics import Diagnosis, diagnose
 from radical_rerank.evaluation.experiments import EXPERIMENTS, TITLES, compared, run_experiment
 from radical_rerank.evaluation.metrics import jaccard, rbo
+from radical_rerank.evaluation.open import pools_of
 from radical_rerank.evaluation.questions import answer
 from radical_rerank.evaluation.records import Cell, Records
 from radical_rerank.evaluation.runner import Runner, Track
-from radical_rerank.evaluation.scene_sets import scenes, scenes_gallery, scenes_questions
+from radical_rerank.evaluation.scene_sets import (
+    scenes,
+    scenes_composed,
+    scenes_composed_gallery,
+    scenes_gallery,
+    scenes_questions,
+)
 from radical_rerank.files import replacing
 from radical_rerank.pruning import build
 from radical_rerank.report.overlay import overlay
-from radical_rerank.report.plots import COLOURS, figure, save
-from radical_rerank.report.tables import markdown, summarize, write_tables
+from radical_rerank.report.plots import COLOURS, bars, figure, save
+from radical_rerank.report.tables import markdown, published, summarize, write_tables
 from radical_rerank.retrieval import SceneEmbedder, nearest
 
 
@@ -110,6 +117,42 @@ def retrievers(
         )
     note = f"`radical experiment retrievers --limit {limit}`. " + "; ".join(overlaps) + "."
     write_tables(folder, "retrievers", "three first stages", rows, note)
+    return rows
+
+
+def composed(
+    runner: Runner, folder: Path, *, keeps: Sequence[float], seeds: Sequence[int], limit: int, track: Track
+) -> list[Any]:
+    """A reference picture and a change in words: fixed lists, and pools that may miss the target."""
+    names = ["radical", "fastv", "pyramiddrop", "sparsevlm", "dart", "visionzip", "lowres", "random"]
+    cells = [Cell(c.name, c.method, c.keep, seed) for c in compared(names, keeps) for seed in seeds]
+    keys = {cell.key for cell in cells}
+    chosen = []
+    for kind, data in (
+        ("lists", scenes_composed(lists=limit)),
+        ("pools", scenes_composed_gallery()),
+    ):
+        records = Records(folder / f"{kind}.jsonl")
+        path = folder / "pool.run"
+        pools = None if kind == "lists" else pools_of(data, runner.backbone, None, 20, path)
+        runner.run(data, cells, records, pools=pools, limit=limit, track=track)
+        chosen += [
+            {**r, "data": {"candidates": kind}}
+            for r in records
+            if r["cell_key"] in keys and int(r["task"]) < limit
+        ]
+    rows = summarize(chosen, published("composed", "FashionIQ"))
+    note = (
+        f"`radical experiment composed --limit {limit}`. Lists hold the target; pools are the first 20 of a "
+        "first stage and may not, then a query counts 0, and c marks the queries whose pool has it. The "
+        "paper's column is its conditional MRR@10 on FashionIQ."
+    )
+    write_tables(folder, "composed", "a reference picture and a change in words", rows, note)
+    bars(
+        folder / "composed.png",
+        [r for r in rows if r.data["candidates"] == "lists"],
+        "composed queries, lists",
+    )
     return rows
 
 

@@ -124,14 +124,16 @@ def published(experiment: str, dataset: str = "Flickr30K") -> dict[str, float]:
 
 # Writing.
 
-HEADS = (
-    "setting", "R@1", "R@5", "R@10", "MRR@10", "95%", "Rel_D", "p (Dense)", "p (best other)", "tokens left",
-    "tokens / layer", "FLOPs saved", "KV saved", "s / list", "paper",
-)  # fmt: skip
 
-
-def cells_of(rows: Sequence[Row]) -> list[list[str]]:
-    """What a table shows, one list of strings per row; the paper's column only where it says something."""
+def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Heads and lines. Where pools may miss every match, c marks the queries whose pool has one. The paper's
+    column is there only where it says something."""
+    conditional = any(row.conditional != row.measures for row in rows)
+    quoted = any(row.paper is not None for row in rows)
+    heads = ["setting", "R@1", "R@5", "R@10", "MRR@10", "95%", "Rel_D"]
+    heads += ["cR@1", "cR@10", "cMRR@10"] if conditional else []
+    heads += ["p (Dense)", "p (best other)", "tokens left", "tokens / layer", "FLOPs saved", "KV saved"]
+    heads += ["s / list", *(["paper"] if quoted else [])]
     lines = []
     for row in rows:
         label = row.name + "".join(
@@ -143,6 +145,7 @@ def cells_of(rows: Sequence[Row]) -> list[list[str]]:
                 *(f"{row.measures[m]:.2f}" for m in ("R@1", "R@5", "R@10", "MRR@10")),
                 f"{row.interval[0]:.1f}–{row.interval[1]:.1f}",
                 f"{row.rel_d:.1f}",
+                *(f"{row.conditional[m]:.2f}" for m in ("R@1", "R@10", "MRR@10") if conditional),
                 _p(row.p_dense),
                 _p(row.p_best),
                 f"{row.visual_tokens_left:.0f} of {row.visual_tokens:.0f}",
@@ -150,14 +153,10 @@ def cells_of(rows: Sequence[Row]) -> list[list[str]]:
                 f"{100 * row.flops_saved:.1f}%",
                 f"{100 * row.kv_saved:.1f}%",
                 f"{row.seconds:.3f}",
-                "" if row.paper is None else f"{row.paper:.2f}",
+                *(["" if row.paper is None else f"{row.paper:.2f}"] if quoted else []),
             ]
         )
-    return lines
-
-
-def heads_of(rows: Sequence[Row]) -> list[str]:
-    return [*HEADS[:-1], *(["paper"] if any(row.paper is not None for row in rows) else [])]
+    return heads, lines
 
 
 def _p(value: float | None) -> str:
@@ -167,8 +166,7 @@ def _p(value: float | None) -> str:
 def write_tables(folder: str | Path, name: str, title: str, rows: Sequence[Row], note: str = "") -> None:
     """`name.md`, `name.tex` and `name.csv`."""
     folder = Path(folder)
-    heads = heads_of(rows)
-    lines = [line[: len(heads)] for line in cells_of(rows)]
+    heads, lines = table_of(rows)
     texts = {
         "md": f"# {title}\n\n{note}\n\n" + markdown(heads, lines),
         "tex": latex(heads, lines, title),

@@ -79,15 +79,3 @@ class SceneEmbedder:
         colours, shapes = cosine[:, : len(COLOURS)], cosine[:, len(COLOURS) : len(COLOURS) + len(SHAPES)]
         pairs = (colours[:, :, None] + shapes[:, None]).flatten(1)
         return torch.cat([cosine.amax(0), pairs.amax(0)])
-
-
-def nearest(queries: Tensor, gallery: Tensor, k: int, *, chunk: int = 1024) -> tuple[Tensor, Tensor]:
-    """Exact search: (scores, numbers), each (queries, k), best first; ties go to the lower number."""
-    k = min(k, len(gallery))
-    scores, numbers = [], []
-    for part in queries.split(chunk):
-        similarity = part @ gallery.T
-        order = similarity.argsort(dim=1, descending=True, stable=True)[:, :k]
-        numbers.append(order)
-        scores.append(similarity.gather(1, order))
-    return torch.cat(scores), torch.cat(numbers)
