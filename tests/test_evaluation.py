@@ -17,7 +17,7 @@ from PIL import Image
 
 from radical_rerank import Reranker
 from radical_rerank.backbones import Backbone
-from radical_rerank.cli import _spread, main
+from radical_rerank.cli import main, spread
 from radical_rerank.diagnostics import diagnose, spearman, z_score
 from radical_rerank.errors import InputError
 from radical_rerank.evaluation.caption_sets import fashioniq, flickr8k, karpathy
@@ -525,10 +525,10 @@ def test_overlays_grey_what_was_dropped() -> None:
 
 
 def test_options_take_several_values() -> None:
-    assert _spread(["eval", "--keep", "0.2", "0.1", "--out", "x", "--methods", "a", "b"]) == [
+    assert spread(["eval", "--keep", "0.2", "0.1", "--out", "x", "--methods", "a", "b"]) == [
         "eval", "--keep", "0.2", "--keep", "0.1", "--out", "x", "--methods", "a", "--methods", "b",
     ]  # fmt: skip
-    assert _spread(["rank", "--keep", "0.2", "a.png"]) == ["rank", "--keep", "0.2", "a.png"]
+    assert spread(["rank", "--keep", "0.2", "a.png"]) == ["rank", "--keep", "0.2", "a.png"]
 
 
 def test_the_commands_name_what_they_do_not_know(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

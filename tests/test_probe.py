@@ -6,11 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from radical_rerank.backbones.tiny import TINY_FAMILIES
+from radical_rerank.bench.memory import PeakMemory
 from radical_rerank.method import normalized_entropy, text_averaged
 from radical_rerank.pruning import Pruner, Stage, StageView
 from radical_rerank.reranking.calibration import EntropyProbe
@@ -73,30 +71,6 @@ def test_padding_is_not_seen() -> None:
             for layer in range(LAYERS):
                 p = expected_p(full[layer][0], case)
                 torch.testing.assert_close(recorder.p[layer, number], p, atol=1e-5, rtol=0)
-
-
-class PeakMemory(TorchDispatchMode):
-    """Bytes of tensors alive at once, of those made inside the context."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = {
-            leaf.untyped_storage()._cdata
-            for leaf in tree_leaves((args, kwargs))
-            if isinstance(leaf, torch.Tensor)
-        }
-        result = func(*args, **(kwargs or {}))
-        self.live = {key: entry for key, entry in self.live.items() if not entry[0].expired()}
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in known:
-                storage = leaf.untyped_storage()
-                self.live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.peak = max(self.peak, sum(size for _, size in self.live.values()))
-        return result
 
 
 def test_the_memory_meter_sees_a_full_attention_matrix() -> None:

@@ -158,3 +158,45 @@ def write_tiny(folder: str | Path, family: str = "qwen3_vl", *, seed: int = 0, l
         )
     processor.save_pretrained(folder)
     return folder
+
+
+def bench_model(width: int, layers: int, seed: int = 0) -> Any:
+    """A random Qwen3-VL whose decoder has the 4B's proportions at another width; its encoder is a token one.
+
+    The 4B: width 2560, 32 heads and 8 key-value heads of 128, MLP 9728.
+    """
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    groups = max(1, round(8 * width / 2560))
+    config = Qwen3VLConfig(
+        text_config={
+            "vocab_size": 256,
+            "hidden_size": width,
+            "intermediate_size": 8 * round(9728 * width / 2560 / 8),
+            "num_hidden_layers": layers,
+            "num_attention_heads": 4 * groups if width >= 2560 else 3 * groups,
+            "num_key_value_heads": groups,
+            "head_dim": 128,
+            "max_position_embeddings": 8192,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5_000_000.0,
+                "mrope_section": [24, 20, 20],
+                "mrope_interleaved": True,
+            },
+        },
+        vision_config={
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 2,
+            "out_hidden_size": width,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0, 1, 2],
+        },
+        image_token_id=255,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="sdpa").eval()

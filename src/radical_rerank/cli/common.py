@@ -1,0 +1,41 @@
+"""What all commands share: options, lines on stderr, JSON, tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; by default the accelerator if there is one.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, …; by default what suits the device.")]
+Model = Annotated[str, typer.Option(help="A model id or a folder; by default the embedded model.")]
+
+
+def say(line: str) -> None:
+    """One line for people, on stderr."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(escape(line))
+
+
+def print_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def print_table(heads: Sequence[str], lines: Iterable[Sequence[str]], title: str = "") -> None:
+    table = Table(*heads, title=escape(title), title_justify="left")
+    for line in lines:
+        table.add_row(*map(escape, line))
+    Console().print(table)
+
+
+def progress(items: Any, label: str) -> Any:
+    """The items, with a bar on stderr."""
+    from rich.progress import track
+
+    return track(items, label, console=Console(stderr=True))
