@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -379,6 +380,36 @@ def test_training_resumes_to_the_same_state(tmp_path) -> None:
         "a red star", make_list("test", 0, 4).images
     )
     assert len(ranking) == 4
+
+
+def test_a_longer_plan_goes_on_where_a_shorter_one_stopped(tmp_path) -> None:
+    """If it would have done the same so far, and only then."""
+    from radical_rerank.errors import InputError
+    from radical_rerank.training.run import Phase, Training, train
+
+    first = Phase(4, 3, 2, 1, 0.3, extras=2)
+    short = small_plan(phases=(first,), fade_from=0.9, fade_to=0.95)
+    long = small_plan(
+        phases=(replace(first, steps=2), Phase(4, 4, 2, 1, 0.5, extras=1, composed=2, composed_candidates=3)),
+        fade_from=0.9,
+        fade_to=0.95,
+    )
+
+    class StopError(Exception):
+        pass
+
+    def stop(step: int, facts: dict[str, float]) -> None:
+        if step == 7:
+            raise StopError
+
+    with suppress(StopError):
+        train(tmp_path / "a", short, save_every=1, tell=stop)
+    resumed = train(tmp_path / "a", long)
+    whole = train(tmp_path / "b", long)
+    for a, b in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(InputError, match="another plan"):
+        Training(small_plan(phases=(replace(first, queries=1), first)), tmp_path / "b")
 
 
 def test_the_alignment_loss_falls(tmp_path) -> None:

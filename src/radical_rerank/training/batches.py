@@ -96,6 +96,8 @@ class Ask:
     """per phrase: the row of `ids` where it ends, the visual tokens (counted over all images of the prompt)
     that show it, the identifiers of the candidates that have it, and its attribute words"""
     kind: str = "list"
+    reads: list[tuple[int, list[int]]] = field(default_factory=list)
+    """rows of `ids` that should read these visual tokens early, before anything is looked for"""
 
 
 @dataclass

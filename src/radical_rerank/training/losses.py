@@ -196,7 +196,10 @@ class Packer:
             asks.append(ask)
         return Packed(ids, list(range(first_image, first_image + len(names))), names, asks)
 
-    def pack_composed(self, item: Composed, first_image: int, rng: np.random.Generator) -> Packed:
+    def pack_composed(
+        self, item: Composed, first_image: int, rng: np.random.Generator, *, guided: bool = False
+    ) -> Packed:
+        """guided: show where in the reference the things are that stay."""
         names = self.identifiers(rng, len(item.scenes))
         covers = [cover for _, cover in item.rendered]
         sizes = [cover[0].size for cover in covers]
@@ -204,6 +207,7 @@ class Packer:
         for name, size in zip(names, sizes[1:], strict=True):
             ids += [name, self.open, *[self.image] * size, self.close]
         shown, starts = [shown_by(cover) for cover in covers[1:]], list(accumulate(sizes))[:-1]
+        seen = shown_by(covers[0])
         asks = []
         for change in item.changes:
             words = change.text.split()
@@ -214,6 +218,9 @@ class Packer:
             for word, phrases in ((change.new.colour or "", [change.new]), ("instead", change.kept)):
                 row = 2 + words.index(word)
                 ask.looks.append(self._look(row, phrases, item.scenes, shown, starts, names))
+            if guided:
+                _, tokens, _, _ = self._look(row, change.kept, [item.reference], [seen], [0], [-1])
+                ask.reads.append((row, tokens))
             asks.append(ask)
         images = list(range(first_image, first_image + 1 + len(names)))
         return Packed(ids, images, [-1, *names], asks)
@@ -317,6 +324,8 @@ def ranking_loss(model: Any, batch: Batch, helpers: Helpers) -> tuple[Tensor, di
     # Attention: the phrase looks at the tokens that show it; bag: then it knows who has it.
     looks: dict[int, list[tuple[int, int, tuple]]] = {}
     for b, start, ask in batch.asks:
+        for row, tokens in ask.reads:
+            looks.setdefault(helpers.phrase_layer, []).append((b, start + row, (row, tokens, [], [])))
         for number, look in enumerate(ask.looks):
             layer = helpers.look_layers[min(number, len(helpers.look_layers) - 1)]
             looks.setdefault(layer, []).append((b, start + look[0], look))
@@ -387,11 +396,19 @@ def draw_lists(
     return _collated(model, prompts, [image for item in items for image in item.images])
 
 
-def draw_composed(packer: Packer, model: Any, split: str, seed: int, *, count: int, queries: int) -> Batch:
-    """Changes to one reference over `count` scenes."""
-    item = make_composed(split, seed, count, queries=queries)
-    prompt = packer.pack_composed(item, 0, stream(split, 8, seed))
-    return _collated(model, [prompt], [image for image, _ in item.rendered])
+def draw_composed(
+    packer: Packer, model: Any, split: str, seed: int, *, count: int, queries: int, lists: int = 0
+) -> Batch:
+    """Changes to a reference over `count` scenes; with `lists` not 0, so many of them, guided."""
+    rng = stream(split, 8, seed)
+    items = [
+        make_composed(split, seed + part * 10_000_000, count, queries=queries) for part in range(lists or 1)
+    ]
+    prompts = [
+        packer.pack_composed(item, part * (count + 1), rng, guided=bool(lists))
+        for part, item in enumerate(items)
+    ]
+    return _collated(model, prompts, [image for item in items for image, _ in item.rendered])
 
 
 def draw_questions(packer: Packer, model: Any, split: str, seed: int, *, scenes: int) -> Batch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -49,6 +49,10 @@ class Phase:
     extras: int = 4
     """every so many steps changes to a reference and questions join, every eighth list is of small pictures;
     0 for neither"""
+    composed: int = 0
+    """if not 0, the changes are over this many lists of `composed_candidates`, and where to read the
+    reference is shown; else over one list as long as the others"""
+    composed_candidates: int = 20
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,13 @@ class Plan:
         Phase(250, 6, 8, 5, 0.5),
         Phase(250, 8, 10, 3, 0.6),
         Phase(300, 12, 14, 2, 0.7),
-        Phase(1500, 20, 20, 1, 0.7),
+        Phase(100, 20, 20, 1, 0.7),
+        Phase(350, 20, 20, 1, 0.7, extras=2, composed=3, composed_candidates=6),
+        Phase(1150, 20, 20, 1, 0.7, extras=3, composed=1),
     )
     lr: float = 2e-3
-    fade_from: float = 0.65
-    fade_to: float = 0.85
+    fade_from: float = 0.7
+    fade_to: float = 0.9
     """helpers weigh 1 up to the first fraction of stage B, nothing after the second"""
     validate_every: int = 100
 
@@ -93,11 +99,42 @@ class Plan:
             raise InputError(f"cannot read the training plan {path}: {error}") from None
 
     def phase_at(self, step: int) -> Phase:
+        """The phase of a step of stage B."""
         for phase in self.phases:
             if step < phase.steps:
                 return phase
             step -= phase.steps
         return self.phases[-1]
+
+    def rate(self, step: int) -> float:
+        """The learning rate: warm-up, constant, cosine, for each stage."""
+        if step < self.align_steps:
+            at, total, rate, flat, warm = step, self.align_steps, self.align_lr, 0.4, 30
+        else:
+            at, total, rate, flat, warm = step - self.align_steps, self.ranking_steps, self.lr, 0.5, 50
+        part = at / total
+        if part > flat:
+            rate *= 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (part - flat) / (1 - flat)))
+        return rate * min(1.0, (at + 1) / warm)
+
+    def help(self, step: int) -> float:
+        """The weight of the helpers."""
+        part = (step - self.align_steps) / max(1, self.ranking_steps)
+        return min(1.0, max(0.0, (self.fade_to - part) / max(1e-9, self.fade_to - self.fade_from)))
+
+    def agrees(self, other: Plan, steps: int) -> bool:
+        """Whether both would have done the same so far: then one may go on where the other stopped."""
+        fixed = ("seed", "layers", "align_steps", "align_scenes")
+        if any(getattr(self, name) != getattr(other, name) for name in fixed):
+            return False
+
+        def done(plan: Plan, step: int) -> tuple[Any, ...]:
+            if step < plan.align_steps:
+                return (plan.rate(step),)
+            phase = replace(plan.phase_at(step - plan.align_steps), steps=0)
+            return plan.rate(step), plan.help(step), phase
+
+        return all(done(self, step) == done(other, step) for step in range(steps))
 
 
 @dataclass
@@ -132,7 +169,7 @@ class Training:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_([p for _, p in self.trained], 1.0)
-        rate = self._rate(aligning)
+        rate = self.plan.rate(self.step)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -150,10 +187,7 @@ class Training:
     def _rank(self) -> tuple[torch.Tensor, dict[str, float]]:
         at = self.step - self.plan.align_steps
         phase = self.plan.phase_at(at)
-        part = at / max(1, self.plan.ranking_steps)
-        span = max(1e-9, self.plan.fade_to - self.plan.fade_from)
-        weight = min(1.0, max(0.0, (self.plan.fade_to - part) / span))
-        helpers = Helpers.at_depth(self.plan.layers, weight)
+        helpers = Helpers.at_depth(self.plan.layers, self.plan.help(self.step))
         seed, count = self.plan.seed * 1_000_003 + at, phase.candidates
         # Batches of a kind: a question padded to the length of a list would cost as much as one.
         batches = [
@@ -170,7 +204,12 @@ class Training:
             )
         ]
         if phase.extras and at % phase.extras == 0:
-            batches.append(draw_composed(self.packer, self.model, "train", seed, count=count, queries=6))
+            many = phase.composed_candidates if phase.composed else count
+            batches.append(
+                draw_composed(
+                    self.packer, self.model, "train", seed, count=many, queries=6, lists=phase.composed
+                )
+            )
             batches.append(draw_questions(self.packer, self.model, "train", seed, scenes=8))
         results = [ranking_loss(self.model, batch, helpers) for batch in batches]
         facts = {name: value for _, found in reversed(results) for name, value in found.items()}
@@ -179,18 +218,6 @@ class Training:
         # The words stay where the vision tower learned to find them.
         words = self.model.get_input_embeddings().weight[self.words]
         return loss + ((words - self.anchor) ** 2).sum(-1).mean(), facts
-
-    def _rate(self, aligning: bool) -> float:
-        """Warm-up, constant, cosine."""
-        if aligning:
-            at, total, rate, flat, warm = self.step, self.plan.align_steps, self.plan.align_lr, 0.4, 30
-        else:
-            at = self.step - self.plan.align_steps
-            total, rate, flat, warm = self.plan.ranking_steps, self.plan.lr, 0.5, 50
-        part = at / total
-        if part > flat:
-            rate *= 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (part - flat) / (1 - flat)))
-        return rate * min(1.0, (at + 1) / warm)
 
     def validate(self, lists: int = 6) -> float:
         """R@1 on validation lists as long as the current phase's."""
@@ -258,7 +285,8 @@ class Training:
 
     def _resume(self) -> None:
         state = torch.load(self._checkpoint, weights_only=True)
-        if state["plan"] != asdict(self.plan):
+        other = Plan(**{**state["plan"], "phases": tuple(Phase(**p) for p in state["plan"]["phases"])})
+        if not self.plan.agrees(other, state["step"]):
             raise InputError(f"{self.folder} holds a training by another plan; choose another folder")
         self.step, self.anchor = state["step"], state["anchor"]
         if self.anchor is not None:
