@@ -27,6 +27,7 @@ from radical_rerank.method import (
 )
 from radical_rerank.pruning import Dense, Profile, Pruner, RaDiCal, Random
 from radical_rerank.reranking import Query, Reranker, calibrate
+from radical_rerank.reranking.cache import VisionCache
 from radical_rerank.scenes.lists import SceneList, make_list
 from radical_rerank.training.batches import shown_by
 
@@ -36,7 +37,7 @@ CUT = 10
 
 @dataclass(frozen=True)
 class Card:
-    """Measures figure after figure; a file keeps those that are done, so that a killed run goes on."""
+    """Measures group after group; a file keeps those that are done, so that a killed run goes on."""
 
     backbone: Backbone
     lists: int
@@ -45,50 +46,56 @@ class Card:
 
     def run(self) -> dict[str, dict[str, float]]:
         done = self._load()
-        for name, measure in self.figures().items():
-            if name not in done["figures"]:
-                done["figures"][name] = measure()
+        for names, measure in self.groups().items():
+            if not set(names) <= set(done["figures"]):
+                done["figures"] |= measure()
                 self._save(done)
         return done["figures"]
 
-    def figures(self) -> dict[str, Callable[[], dict[str, float]]]:
+    def groups(self) -> dict[tuple[str, ...], Callable[[], dict[str, dict[str, float]]]]:
+        """By the names of its figures, what measures them: settings that share their lists run together."""
         backbone, lists, track = self.backbone, self.lists, self.track
         profile = Profile.find(backbone.name) or calibrate(backbone)
-        half = Random(keep=0.2, schedule=[backbone.shape.layers // 2])
-
-        def bar(label: str) -> Callable[[Iterable[Any]], Iterable[Any]]:
-            return lambda items: track(items, label)
-
-        def quality(name: str, data: Dataset, pruner: Pruner, **options: Any) -> dict[str, float]:
-            return ranking_quality(Reranker(backbone, pruner, **options), data, bar(name))
-
-        data = scenes(lists=lists)
-        small = max(1, lists // 10)
-        plans: dict[str, tuple[Any, ...]] = {
-            "Dense, N = 20": (data, Dense()),
-            "RaDiCal 20%, N = 20": (data, RaDiCal(keep=0.2, calibration=profile)),
-            "RaDiCal 10%, N = 20": (data, RaDiCal(keep=0.1, calibration=profile)),
-            "Random 20%, the same layers, N = 20": (data, Random(keep=0.2, calibration=profile)),
-            "Random 20% before the layer at half depth, N = 20": (data, half),
-            "Dense, composed, N = 20": (scenes_composed(lists=lists), Dense()),
-            "RaDiCal 20%, composed, N = 20": (
-                scenes_composed(lists=lists),
-                RaDiCal(keep=0.2, calibration=profile),
+        plans: list[tuple[Dataset, dict[str, tuple[Pruner, dict[str, Any]]]]] = [
+            (
+                scenes(lists=lists),
+                {
+                    "Dense, N = 20": (Dense(), {}),
+                    "RaDiCal 20%, N = 20": (RaDiCal(keep=0.2, calibration=profile), {}),
+                    "RaDiCal 10%, N = 20": (RaDiCal(keep=0.1, calibration=profile), {}),
+                    "Random 20%, the same layers, N = 20": (Random(keep=0.2, calibration=profile), {}),
+                    "Random 20% before the layer at half depth, N = 20": (
+                        Random(keep=0.2, schedule=[backbone.shape.layers // 2]),
+                        {},
+                    ),
+                    # 96 x 96 pixels are 36 tokens: at most 9 are half the side.
+                    "Dense, sides halved, N = 20": (Dense(), {"max_image_tokens": 9}),
+                },
             ),
-            "Dense, N = 5": (scenes(lists=lists, count=5), Dense()),
-            "Dense, N = 10": (scenes(lists=lists, count=10), Dense()),
-            "Dense, N = 50, windows of 20": (scenes(lists=lists, count=50), Dense()),
+            (scenes_composed(lists=lists), {"Dense, composed, N = 20": (Dense(), {})}),
+            (scenes(lists=lists, count=5), {"Dense, N = 5": (Dense(), {})}),
+            (scenes(lists=lists, count=10), {"Dense, N = 10": (Dense(), {})}),
+            (scenes(lists=lists, count=50), {"Dense, N = 50, windows of 20": (Dense(), {})}),
+        ]
+
+        def quality(data: Dataset, settings: dict[str, Any]) -> dict[str, dict[str, float]]:
+            rerankers = {
+                name: Reranker(backbone, pruner, **options) for name, (pruner, options) in settings.items()
+            }
+            return ranking_quality(rerankers, data, lambda items: track(items, next(iter(settings))))
+
+        def alone(
+            name: str, measure: Callable[..., dict[str, float]], count: int
+        ) -> Callable[[], dict[str, dict[str, float]]]:
+            return lambda: {name: measure(backbone, count, lambda items: track(items, name))}
+
+        groups: dict[tuple[str, ...], Callable[[], dict[str, dict[str, float]]]] = {
+            tuple(settings): partial(quality, data, settings) for data, settings in plans
         }
-        figures: dict[str, Callable[[], dict[str, float]]] = {
-            name: partial(quality, name, *plan) for name, plan in plans.items()
-        }
-        for tokens, side in ((24, 0.8), (9, 0.5)):
-            name = f"Dense, sides x {side}, N = 20"
-            figures[name] = partial(quality, name, data, Dense(), max_image_tokens=tokens)
-        figures["signals"] = lambda: signals(backbone, lists, bar("signals"))
-        figures["questions"] = lambda: question_accuracy(backbone, lists, bar("questions"))
-        figures["H_norm"] = lambda: entropy_profiles(backbone, small)
-        return figures
+        groups[("signals",)] = alone("signals", signals, lists)
+        groups[("questions",)] = alone("questions", question_accuracy, lists)
+        groups[("H_norm",)] = alone("H_norm", entropy_profiles, max(1, lists // 10))
+        return groups
 
     def _load(self) -> dict[str, Any]:
         settings = {"model": self.backbone.name, "lists": self.lists}
@@ -107,24 +114,30 @@ class Card:
 
 
 def ranking_quality(
-    reranker: Reranker, data: Dataset, track: Callable[[Iterable[Any]], Iterable[Any]] = iter
-) -> dict[str, float]:
-    """MRR@10 with the half width of its 95% interval, and R@1; one relevant picture per list."""
-    ranks = []
+    rerankers: dict[str, Reranker], data: Dataset, track: Callable[[Iterable[Any]], Iterable[Any]] = iter
+) -> dict[str, dict[str, float]]:
+    """Per reranker MRR@10 with the half width of its 95% interval, and R@1; one relevant picture per list."""
+    cache = VisionCache(1 << 28)
+    ranks: dict[str, list[tuple[float, float]]] = {name: [] for name in rerankers}
     for task in track(data.tasks):
         assert task.candidates is not None
         reference = None if task.reference is None else data.picture(task.reference)
         images = [data.picture(name) for name in task.candidates]
-        order = reranker.rank(Query(task.text, reference), images).order
-        rank = 1 + next(place for place, i in enumerate(order) if task.candidates[i] in task.relevant)
-        ranks.append((1 / rank if rank <= CUT else 0.0, float(rank == 1)))
-    values = np.array(ranks)
-    return {
-        "MRR@10": float(values[:, 0].mean()),
-        "±": float(1.96 * values[:, 0].std(ddof=min(1, len(ranks) - 1)) / len(ranks) ** 0.5),
-        "R@1": float(values[:, 1].mean()),
-        "lists": len(ranks),
-    }
+        for name, reranker in rerankers.items():
+            reranker.vision_cache = cache
+            order = reranker.rank(Query(task.text, reference), images).order
+            rank = 1 + next(place for place, i in enumerate(order) if task.candidates[i] in task.relevant)
+            ranks[name].append((1 / rank if rank <= CUT else 0.0, float(rank == 1)))
+    result = {}
+    for name, pairs in ranks.items():
+        values = np.array(pairs)
+        result[name] = {
+            "MRR@10": float(values[:, 0].mean()),
+            "±": float(1.96 * values[:, 0].std(ddof=min(1, len(pairs) - 1)) / len(pairs) ** 0.5),
+            "R@1": float(values[:, 1].mean()),
+            "lists": len(pairs),
+        }
+    return result
 
 
 def question_accuracy(
@@ -145,12 +158,16 @@ def question_accuracy(
     return shares | {"questions": len(data.questions)}
 
 
-def entropy_profiles(backbone: Backbone, lists: int) -> dict[str, float]:
+def entropy_profiles(
+    backbone: Backbone, lists: int, track: Callable[[Iterable[Any]], Iterable[Any]] = iter
+) -> dict[str, float]:
     """H_norm per layer on two differently seeded data sets, and how alike the two curves are."""
     curves = []
     for seed in (1, 2):
         data = scenes(lists=lists, seed=seed)
-        tasks = ((task.text, [data.picture(name) for name in task.candidates or ()]) for task in data.tasks)
+        tasks = (
+            (task.text, [data.picture(name) for name in task.candidates or ()]) for task in track(data.tasks)
+        )
         h_norm = calibrate(backbone, tasks).h_norm
         assert h_norm is not None
         curves.append(np.array(h_norm))
