@@ -7,10 +7,16 @@ STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test lint type clean
+.PHONY: demo results test lint type clean
 
 demo: $(STAMP)
 	$(BIN)/radical demo
+
+# Every experiment on the embedded world, at the size of docs/results; goes on where it was stopped.
+results: $(STAMP)
+	for name in main ablation layers stages gap candidates similarity retrievers dynres composed transfer pareto \
+	  cases; do $(BIN)/radical experiment $$name --out docs/results --limit 500 || exit 1; done
+	$(BIN)/radical experiment diagnose --out docs/results --limit 100
 
 test: lint type
 	$(BIN)/python -m pytest -q

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -164,13 +164,14 @@ def _p(value: float | None) -> str:
 
 
 def write_tables(folder: str | Path, name: str, title: str, rows: Sequence[Row], note: str = "") -> None:
-    """`name.md`, `name.tex` and `name.csv`."""
+    """`name.md`, `name.tex`, `name.csv`, and `name.json` with all that is known of each row."""
     folder = Path(folder)
     heads, lines = table_of(rows)
     texts = {
         "md": f"# {title}\n\n{note}\n\n" + markdown(heads, lines),
         "tex": latex(heads, lines, title),
         "csv": comma_separated(heads, lines),
+        "json": json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False) + "\n",
     }
     for suffix, text in texts.items():
         with replacing(folder / f"{name}.{suffix}") as file:
