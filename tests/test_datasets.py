@@ -44,7 +44,7 @@ def test_the_test_versions_are_fixed() -> None:
         "scenes": "ebd626663a95441f",
         "scenes, N = 5": "5eefa7232c3a9ef6",
         "scenes-composed": "73bf9fd3165166db",
-        "scenes-gallery": "d5d102f0f52016c9",
+        "scenes-gallery": "0a0f43e307d8b648",
     }
 
 

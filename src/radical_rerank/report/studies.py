@@ -81,18 +81,16 @@ def retrievers(
     """The same queries over the pools of three first stages, and how much the pools share."""
     data = scenes_gallery()
     count = min(limit, len(data.tasks))
-    embedder = SceneEmbedder(runner.backbone)
-    gallery = embedder.embed_images([data.picture(name) for name in track(data.gallery, "embedding")])
-    queries = embedder.embed_queries([task.text for task in data.tasks])
-    words = len(embedder.words)
+    first = SceneEmbedder(runner.backbone)
+    gallery = first.embed_images([data.picture(name) for name in track(data.gallery, "embedding")])
     kinds = {
-        "words and pairs": torch.ones(gallery.shape[1]),
-        "words": (torch.arange(gallery.shape[1]) < words).float(),
-        "pairs": (torch.arange(gallery.shape[1]) >= words).float(),
+        "words": first,
+        "pairs": SceneEmbedder(runner.backbone, words=False, pairs=True),
+        "words and pairs": SceneEmbedder(runner.backbone, pairs=True),
     }
     pools: dict[str, dict[str, list[str]]] = {}
-    for kind, mask in kinds.items():
-        _, numbers = nearest(queries * mask, gallery, 20)
+    for kind, embedder in kinds.items():
+        _, numbers = nearest(embedder.embed_queries([task.text for task in data.tasks]), gallery, 20)
         pools[kind] = {
             task.id: [data.gallery[n] for n in row]
             for task, row in zip(data.tasks, numbers.tolist(), strict=True)

@@ -30,18 +30,28 @@ class Embedder(Protocol):
 class SceneEmbedder:
     """The embedded model's own first stage: late interaction of words and visual tokens.
 
-    A picture is, for every attribute word w, how close its best token is to it,
-        v_w = max_t cos(x_t, e_w),
-    and, for every colour next to a shape, how close its best token is to both; a query is which of them it
-    names. Their dot product sums, over what is named, the best token's similarity. No decoder runs.
+    A picture is, for every attribute word w, how close its best token is to it, v_w = max_t cos(x_t, e_w); a
+    query is which words it names. Their dot product sums, over what is named, the best token's similarity:
+    which colour goes with which shape it does not know, as first stages often do not. No decoder runs.
+
+    pairs: for every colour next to a shape, also how close the best token is to both
     """
 
-    name = "embedded"
-
-    def __init__(self, backbone: Backbone, *, max_image_tokens: int = 384, batch_size: int = 64) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        words: bool = True,
+        pairs: bool = False,
+        max_image_tokens: int = 384,
+        batch_size: int = 64,
+    ) -> None:
+        self.name = "embedded" + ("" if words else "-pairs") + ("-and-pairs" if words and pairs else "")
         self.backbone = backbone
         self.max_image_tokens, self.batch_size = max_image_tokens, batch_size
         self.words = [*COLOURS, *SHAPES, *SIZES, *PLACES]
+        sizes = [len(self.words), len(COLOURS) * len(SHAPES)]
+        self._mask = torch.tensor([float(words), float(pairs)]).repeat_interleave(torch.tensor(sizes))
         ids = [
             backbone.tokenizer(" " + word, add_special_tokens=False)["input_ids"][0] for word in self.words
         ]
@@ -68,7 +78,7 @@ class SceneEmbedder:
             for colour, shape in pairwise(known):
                 if colour in COLOURS and shape in SHAPES:
                     row[len(self.words) + COLOURS.index(colour) * len(SHAPES) + SHAPES.index(shape)] += 1
-        return rows
+        return rows * self._mask
 
     @property
     def _size(self) -> int:

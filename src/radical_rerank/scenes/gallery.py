@@ -43,7 +43,8 @@ def make_gallery(split: str, seed: int, *, size: int = 1000, queries: int = 1000
     order = rng.permutation(size)
     while len(descriptions) < queries:
         source = int(order[len(descriptions) % size])
-        description = draw_description(rng, scenes[source].things, shared[source])
+        # A mention tells lists of look-alikes nothing, and was learned as such; here it would tell something.
+        description = draw_description(rng, scenes[source].things, shared[source], mention_shared=0)
         if description is None:
             continue
         # Only scenes with things of all the named kinds need a closer look.

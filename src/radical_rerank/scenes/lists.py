@@ -145,8 +145,10 @@ def compose_scene(rng: Rng, split: str, things: Sequence[Thing], background: int
     )
 
 
-def draw_description(rng: Rng, things: Sequence[Thing], shared: Sequence[Thing]) -> Description | None:
-    """A true description of one or two small things."""
+def draw_description(
+    rng: Rng, things: Sequence[Thing], shared: Sequence[Thing], *, mention_shared: float = 0.4
+) -> Description | None:
+    """A true description of one or two small things, perhaps with a mention of what all candidates show."""
     small = [thing for thing in things if thing.size == "small"]
     order = rng.permutation(len(small))
     first = small[order[0]]
@@ -162,7 +164,7 @@ def draw_description(rng: Rng, things: Sequence[Thing], shared: Sequence[Thing])
                 relation = str(rng.choice(true))
                 phrases = [replace(phrase, place=None) for phrase in phrases]
     mention: tuple[Phrase, ...] = ()
-    if rng.random() < 0.4:  # what all candidates show
+    if rng.random() < mention_shared:
         some = rng.permutation(len(shared))[: int(rng.integers(1, len(shared) + 1))]
         mention = tuple(Phrase(shared[i].colour, shared[i].shape, "large") for i in some)
     description = Description(tuple(phrases), relation, mention)
