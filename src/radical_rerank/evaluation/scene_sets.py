@@ -52,9 +52,14 @@ def scenes(
     return Dataset("scenes", Lazy(lists, task), picture)
 
 
-def scenes_composed(*, lists: int = 1000, count: int = 20, seed: int = 0, split: str = "test") -> Dataset:
-    """Composed queries: a reference ("list-reference"), a change in words, `count` candidates."""
-    drawn = Lazy(lists, lambda number: make_composed(split, seed * STRIDE + number, count))
+def scenes_composed(
+    *, lists: int = 1000, count: int = 20, things: int | None = 2, seed: int = 0, split: str = "test"
+) -> Dataset:
+    """Composed queries: a reference ("list-reference"), a change in words, `count` candidates.
+
+    things: the small things of a scene, 2 or 3; None for either
+    """
+    drawn = Lazy(lists, lambda number: make_composed(split, seed * STRIDE + number, count, things=things))
 
     def task(number: int) -> Task:
         change = drawn[number].changes[0]
@@ -73,7 +78,7 @@ def scenes_composed_gallery(
     *, groups: int = 50, count: int = 20, changes: int = 6, seed: int = 0, split: str = "test"
 ) -> Dataset:
     """References and changes over one gallery of all their candidates: a pool may miss the target."""
-    items = [make_composed(split, seed * STRIDE + n, count, queries=changes) for n in range(groups)]
+    items = [make_composed(split, seed * STRIDE + n, count, queries=changes, things=2) for n in range(groups)]
     gallery = [scene for item in items for scene in item.scenes]
     alike: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
     for number, scene in enumerate(gallery):

@@ -210,18 +210,22 @@ class Composed:
         return [image for image, _ in self.rendered[1:]]
 
 
-def make_composed(split: str, seed: int, count: int, *, queries: int = 1) -> Composed:
+def make_composed(
+    split: str, seed: int, count: int, *, queries: int = 1, things: int | None = None
+) -> Composed:
     """The reference's small things in other colours, each combination once.
 
     So some negatives show the change but not the rest of the reference, some the rest without the change,
     and one may be the reference itself. There are at most `queries` changes, fewer for few candidates.
+
+    things: how many small ones a scene has, two or three; None for either
     """
     rng = stream(split, 1, seed)
     large = _large(rng, 1)
     shapes = [str(s) for s in rng.permutation([s for s in SHAPES if s != large[0].shape])]
-    small = [
-        Thing(shapes[i], "", "small", (0, 0)) for i in range(2 if rng.random() < 0.5 and count < 60 else 3)
-    ]
+    drawn = 2 if rng.random() < 0.5 else 3
+    number = 3 if count >= 60 else things or drawn  # two shapes in eight colours are 64 scenes
+    small = [Thing(shapes[i], "", "small", (0, 0)) for i in range(number)]
     palettes = [[str(c) for c in rng.permutation(COLOURS)] for _ in small]
     sides = [1] * len(small)
     while math.prod(sides) < count + 1:

@@ -397,12 +397,21 @@ def draw_lists(
 
 
 def draw_composed(
-    packer: Packer, model: Any, split: str, seed: int, *, count: int, queries: int, lists: int = 0
+    packer: Packer,
+    model: Any,
+    split: str,
+    seed: int,
+    *,
+    count: int,
+    queries: int,
+    lists: int = 0,
+    things: int | None = None,
 ) -> Batch:
     """Changes to a reference over `count` scenes; with `lists` not 0, so many of them, guided."""
     rng = stream(split, 8, seed)
     items = [
-        make_composed(split, seed + part * 10_000_000, count, queries=queries) for part in range(lists or 1)
+        make_composed(split, seed + part * 10_000_000, count, queries=queries, things=things)
+        for part in range(lists or 1)
     ]
     prompts = [
         packer.pack_composed(item, part * (count + 1), rng, guided=bool(lists))

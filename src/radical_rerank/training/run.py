@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -53,6 +54,8 @@ class Phase:
     """if not 0, the changes are over this many lists of `composed_candidates`, and where to read the
     reference is shown; else over one list as long as the others"""
     composed_candidates: int = 20
+    turns: bool = False
+    """every other step is of changes alone, to scenes of two small things"""
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,14 @@ class Plan:
         Phase(300, 12, 14, 2, 0.7),
         Phase(100, 20, 20, 1, 0.7),
         Phase(350, 20, 20, 1, 0.7, extras=2, composed=3, composed_candidates=6),
-        Phase(1150, 20, 20, 1, 0.7, extras=3, composed=1),
+        Phase(275, 20, 20, 1, 0.7, extras=3, composed=1),
+        # Beside lists, changes went on being answered by their words alone: they need steps of their own.
+        Phase(400, 20, 20, 1, 0.7, extras=8, composed=4, composed_candidates=6, turns=True),
+        Phase(475, 20, 20, 1, 0.7, extras=8, composed=1, turns=True),
     )
     lr: float = 2e-3
-    fade_from: float = 0.7
-    fade_to: float = 0.9
+    fade_from: float = 0.85
+    fade_to: float = 0.97
     """helpers weigh 1 up to the first fraction of stage B, nothing after the second"""
     validate_every: int = 100
 
@@ -189,6 +195,21 @@ class Training:
         phase = self.plan.phase_at(at)
         helpers = Helpers.at_depth(self.plan.layers, self.plan.help(self.step))
         seed, count = self.plan.seed * 1_000_003 + at, phase.candidates
+        loss, facts = self._losses(phase, helpers, seed, at, count)
+        assert self.anchor is not None
+        # The words stay where the vision tower learned to find them.
+        words = self.model.get_input_embeddings().weight[self.words]
+        return loss + ((words - self.anchor) ** 2).sum(-1).mean(), facts
+
+    def _losses(
+        self, phase: Phase, helpers: Helpers, seed: int, at: int, count: int
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        many = phase.composed_candidates if phase.composed else count
+        changes = partial(
+            draw_composed, self.packer, self.model, "train", seed, count=many, queries=6, lists=phase.composed
+        )
+        if phase.turns and at % 2:
+            return ranking_loss(self.model, changes(things=2), helpers)
         # Batches of a kind: a question padded to the length of a list would cost as much as one.
         batches = [
             draw_lists(
@@ -204,20 +225,12 @@ class Training:
             )
         ]
         if phase.extras and at % phase.extras == 0:
-            many = phase.composed_candidates if phase.composed else count
-            batches.append(
-                draw_composed(
-                    self.packer, self.model, "train", seed, count=many, queries=6, lists=phase.composed
-                )
-            )
+            if not phase.turns:
+                batches.append(changes())
             batches.append(draw_questions(self.packer, self.model, "train", seed, scenes=8))
         results = [ranking_loss(self.model, batch, helpers) for batch in batches]
         facts = {name: value for _, found in reversed(results) for name, value in found.items()}
-        loss = torch.stack([part_loss for part_loss, _ in results]).sum()
-        assert self.anchor is not None
-        # The words stay where the vision tower learned to find them.
-        words = self.model.get_input_embeddings().weight[self.words]
-        return loss + ((words - self.anchor) ** 2).sum(-1).mean(), facts
+        return torch.stack([loss for loss, _ in results]).sum(), facts
 
     def validate(self, lists: int = 6) -> float:
         """R@1 on validation lists as long as the current phase's."""
