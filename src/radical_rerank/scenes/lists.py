@@ -249,8 +249,8 @@ def make_composed(
     scenes = []
     for number in order:
         moved = rng.random() < 0.5
-        things = place_things(rng, large, small, same_layout=True)[len(large) :] if moved else layout
-        scenes.append(scene_of(chosen[number], things))
+        placed = place_things(rng, large, small, same_layout=True)[len(large) :] if moved else layout
+        scenes.append(scene_of(chosen[number], placed))
     changes = []
     for number, colours in enumerate(wanted):
         at = next(i for i, (a, b) in enumerate(zip(colours, first, strict=True)) if a != b)
