@@ -43,7 +43,7 @@ def test_the_test_versions_are_fixed() -> None:
     } == {
         "scenes": "ebd626663a95441f",
         "scenes, N = 5": "5eefa7232c3a9ef6",
-        "scenes-composed": "73bf9fd3165166db",
+        "scenes-composed": "e4fce4cadde22629",
         "scenes-gallery": "0a0f43e307d8b648",
     }
 
@@ -130,7 +130,7 @@ def test_a_composed_gallery_knows_every_match() -> None:
     assert len(data.gallery) == 24
     assert len(data.tasks) == 6
     for n in range(3):
-        item = make_composed("test", n, 8, queries=2)
+        item = make_composed("test", n, 8, queries=2, things=2)
         for place, change in enumerate(item.changes):
             task = data.tasks[2 * n + place]
             assert task.reference == f"reference-{n}"

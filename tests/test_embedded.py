@@ -161,12 +161,13 @@ def test_its_card_says_where_it_comes_from_and_what_was_measured(embedded: Backb
     assert "radical scenes train" in card
     assert "radical scenes evaluate" in card
     figures = json.loads((FOLDER / "figures.json").read_text(encoding="utf-8"))
-    assert figures["lists"] >= 1000
     groups = Card(embedded, 1000, None, lambda items, label: items).groups()
     assert set(figures["figures"]) == {name for names in groups for name in names}
     for name, values in figures["figures"].items():
         if "MRR@10" in values:
-            assert f"| {name} | {values['MRR@10']:.3f}" in card, name
+            line = next(line for line in card.splitlines() if line.startswith(f"| {name} |"))
+            assert f"| {values['MRR@10']:.3f} |" in line
+            assert line.endswith(f"| {values['lists']} |")
 
 
 def test_the_evaluation_goes_on_where_it_was_killed(

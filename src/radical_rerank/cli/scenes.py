@@ -40,11 +40,12 @@ def scenes_evaluate(
 def scenes_card(
     folder: Annotated[str, typer.Argument(help="A trained model with its figures.json.")],
     commit: Annotated[str, typer.Option(help="The commit at which it was trained.")],
+    remark: Annotated[str, typer.Option(help="What else is to be said of the training.")] = "",
 ) -> None:
     """Write a trained model's card from its figures and its training log."""
     from radical_rerank.training.card import write_card
 
-    say(f"wrote {write_card(folder, commit)}")
+    say(f"wrote {write_card(folder, commit, remark)}")
 
 
 @app.command("train")

@@ -11,7 +11,7 @@ from radical_rerank.errors import InputError
 from radical_rerank.files import replacing
 
 
-def write_card(folder: str | Path, commit: str) -> Path:
+def write_card(folder: str | Path, commit: str, remark: str = "") -> Path:
     """`README.md` of a trained model's folder, from its `figures.json` and `training_log.jsonl`."""
     folder = Path(folder)
     figures = _read(folder / "figures.json")
@@ -24,7 +24,8 @@ def write_card(folder: str | Path, commit: str) -> Path:
     ranking, signals = [], []
     for name, values in figures["figures"].items():
         if "MRR@10" in values:
-            ranking.append(f"| {name} | {values['MRR@10']:.3f} | {values['±']:.3f} | {values['R@1']:.3f} |")
+            shown = f"{values['MRR@10']:.3f} | {values['±']:.3f} | {values['R@1']:.3f}"
+            ranking.append(f"| {name} | {shown} | {values['lists']:.0f} |")
         elif name != "H_norm":
             label = {"signals": "", "questions": "answers right, "}.get(name, f"{name}: ")
             signals += [
@@ -40,6 +41,7 @@ def write_card(folder: str | Path, commit: str) -> Path:
         hidden=config["hidden_size"],
         window=_read(folder / "radical_template.json")["window"],
         commit=commit,
+        remark=f" {remark}" if remark else "",
         steps=len(log),
         minutes=seconds / 60,
         pauses=f", {len(paused)} steps during which the process was paused cut to the length of twelve"
