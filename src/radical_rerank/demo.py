@@ -25,7 +25,7 @@ RUNS = 3
 
 def run_demo(out: Path, *, queries: int = 8, size: int = 1000, as_json: bool = False) -> None:
     console = Console(stderr=True, highlight=False)
-    data = scenes_gallery(size=size, queries=queries)
+    data = scenes_gallery(size=size, queries=queries, seed=1)
     backbone = Backbone.from_pretrained()
     console.print(f"embedding a gallery of {size} generated scenes")
     embedder = SceneEmbedder(backbone)
