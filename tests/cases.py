@@ -98,3 +98,22 @@ def draw_list(seed: int, count: int) -> tuple[str, list[Image.Image]]:
     """A query and generated scenes."""
     item = make_list("train", seed, count, similarity=0.3)
     return item.descriptions[0].text(), item.images
+
+
+def hooks_on(model: torch.nn.Module) -> int:
+    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+
+@torch.no_grad()
+def greedy(model: Any, inputs: dict[str, Any], steps: int) -> list[torch.Tensor]:
+    """Logits after the prompt and each greedy token, by the model's own generate()."""
+    output = model.generate(
+        **inputs,
+        max_new_tokens=steps + 1,
+        min_new_tokens=steps + 1,
+        do_sample=False,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return [logits[0] for logits in output.logits]

@@ -15,7 +15,7 @@ from radical_rerank.errors import LayoutError, UnsupportedModelError
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import Layout, Pruner, Stage, StageView
 from radical_rerank.reranking.calibration import EntropyProbe
-from tests.cases import LAYERS, PROFILE, make_case, model_of, stack
+from tests.cases import LAYERS, PROFILE, greedy, hooks_on, make_case, model_of, stack
 from tests.reference import Reference, last_row_rule, radical_rule
 
 SHAPES = [(3, 4), (2, 2), (4, 3), (2, 5)]
@@ -24,25 +24,6 @@ INTERN = [(1, 1), (2, 1), (1, 1)]
 
 def shapes_of(family: str) -> list[tuple[int, int]]:
     return INTERN if family.startswith("internvl") else SHAPES
-
-
-def hooks_on(model: torch.nn.Module) -> int:
-    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
-
-
-@torch.no_grad()
-def greedy(model, inputs, steps: int) -> list[torch.Tensor]:
-    """Logits after the prompt and each greedy token, by the model's own generate()."""
-    output = model.generate(
-        **inputs,
-        max_new_tokens=steps + 1,
-        min_new_tokens=steps + 1,
-        do_sample=False,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    return [logits[0] for logits in output.logits]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -14,10 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from radical_rerank.backbones import Backbone
+from radical_rerank.evaluation.open import retrieve
 from radical_rerank.evaluation.scene_sets import scenes_gallery
 from radical_rerank.report.page import Row, Section, write_page
 from radical_rerank.reranking import Ranking, Reranker
-from radical_rerank.retrieval import SceneEmbedder, nearest
+from radical_rerank.reranking.cache import VisionCache
+from radical_rerank.retrieval import SceneEmbedder
 
 METHODS = (("dense", 1.0), ("radical", 0.2), ("radical", 0.1))
 RUNS = 3
@@ -28,13 +30,12 @@ def run_demo(out: Path, *, queries: int = 8, size: int = 1000, as_json: bool = F
     data = scenes_gallery(size=size, queries=queries, seed=1)
     backbone = Backbone.from_pretrained()
     console.print(f"embedding a gallery of {size} generated scenes")
-    embedder = SceneEmbedder(backbone)
-    gallery = embedder.embed_images([data.picture(name) for name in data.gallery])
-    _, found = nearest(embedder.embed_queries([task.text for task in data.tasks]), gallery, 20)
-    rerankers = [Reranker(backbone, method, keep=keep) for method, keep in METHODS]
+    pools = retrieve(data, SceneEmbedder(backbone), 20)
+    cache = VisionCache(1 << 28)
+    rerankers = [Reranker(backbone, method, keep=keep, vision_cache=cache) for method, keep in METHODS]
     rows, sections = [], []
-    for task, pool in zip(data.tasks, found.tolist(), strict=True):
-        names = [data.gallery[number] for number in pool]
+    for task in data.tasks:
+        names = [name for name, _ in pools[task.id]]
         images = [data.picture(name) for name in names]
         relevant = [place for place, name in enumerate(names) if name in task.relevant]
         console.print(f"ranking 20 candidates for “{escape(task.text)}”")

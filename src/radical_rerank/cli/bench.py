@@ -31,12 +31,11 @@ def prefill(
 ) -> None:
     """A random decoder of the paper's shape: speed-up, what the arithmetic predicts, and the limit."""
     from radical_rerank.bench.prefill import SHAPES, run_prefill
-    from radical_rerank.pruning import METHODS
+    from radical_rerank.pruning import build
 
     names, keeps = methods or ["radical", "random"], keep or [0.2]
-    unknown = [name for name in names if name not in METHODS]
-    if unknown:
-        raise InputError(f"unknown method {unknown[0]!r}; there are: {', '.join(sorted(METHODS))}")
+    for name in names:
+        build(name)  # an unknown one is told before anything is made
     if shape not in SHAPES:
         raise InputError(f"unknown shape {shape!r}; there are: {', '.join(SHAPES)}")
     wanted = [(name, budget) for budget in keeps for name in names]

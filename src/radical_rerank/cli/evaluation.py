@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,7 +43,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Rank a data set with several methods: one record per query and method, and a table of them."""
-    from radical_rerank.evaluation.experiments import Experiment, compared, run_experiment
+    from radical_rerank.evaluation.experiments import Experiment, compared, run_experiment, seeded
     from radical_rerank.evaluation.open import open_dataset, pools_of
     from radical_rerank.evaluation.records import Records
     from radical_rerank.report.tables import summarize, write_tables
@@ -60,8 +60,7 @@ def evaluate(
     if ray is not None:
         from radical_rerank.evaluation.on_ray import Job, run_on_ray
 
-        every = [replace(cell, seed=seed) for cell in cells for seed in seeds or [42]]
-        job = Job(model, opened, every, runner.provenance, pools)
+        job = Job(model, opened, seeded(cells, seeds or [42]), runner.provenance, pools)
         run_on_ray(ray, job, records, min(limit or len(data.tasks), len(data.tasks)), workers=workers)
     run_experiment(
         plan,

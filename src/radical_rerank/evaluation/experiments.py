@@ -12,6 +12,7 @@ from radical_rerank.evaluation.records import Cell, Records
 from radical_rerank.evaluation.runner import Pools, Runner, Track
 from radical_rerank.evaluation.scene_sets import scenes
 from radical_rerank.method import STRATEGIES
+from radical_rerank.pruning import build
 
 COMPARED = ("radical", "fastv", "pyramiddrop", "sparsevlm", "dart", "visionzip", "lowres", "random")
 TITLES = {
@@ -50,39 +51,37 @@ class Experiment:
     """what varies, where the result is a curve: the name among the cells' `data` or `options`"""
 
 
-def compared(names: Sequence[str], keeps: Sequence[float]) -> list[Cell]:
-    """These methods at these budgets; Dense and other methods without a budget once."""
-    unknown = [name for name in names if name not in TITLES]
-    if unknown:
-        raise InputError(f"unknown method {unknown[0]!r}; there are: {', '.join(sorted(TITLES))}")
-    return _methods([name for name in names if name != "dense"], keeps)
-
-
-def _dense(**data: Any) -> Cell:
-    return Cell("Dense", "dense", data=data)
-
-
-def _methods(names: Sequence[str], keeps: Sequence[float], **data: Any) -> list[Cell]:
-    return [_dense(**data)] + [
-        Cell(f"{TITLES[name]} {keep:.0%}", name, keep, data=data) for keep in keeps for name in names
+def compared(names: Sequence[str], keeps: Sequence[float], **data: Any) -> list[Cell]:
+    """Dense, and these methods at these budgets, on data of these options."""
+    for name in names:
+        build(name)  # an unknown one is told at once
+    return [Cell("Dense", "dense", data=data)] + [
+        Cell(f"{TITLES[name]} {keep:.0%}", name, keep, data=data)
+        for keep in keeps
+        for name in names
+        if name != "dense"
     ]
 
 
-def _variants(variants: dict[str, dict[str, Any]], keeps: Sequence[float]) -> list[Cell]:
-    return [_dense()] + [
-        Cell(name if len(keeps) == 1 else f"{name}, {keep:.0%}", "radical", keep, options=options)
-        for keep in keeps
-        for name, options in variants.items()
+def seeded(cells: Sequence[Cell], seeds: Sequence[int]) -> list[Cell]:
+    """Every cell under every seed."""
+    return [replace(cell, seed=seed) for cell in cells for seed in seeds]
+
+
+def _variants(variants: dict[str, dict[str, Any]], keep: float) -> list[Cell]:
+    """Dense, and RaDiCal with each of these options."""
+    return compared([], []) + [
+        Cell(name, "radical", keep, options=options) for name, options in variants.items()
     ]
 
 
 def _candidates(keeps: Sequence[float]) -> list[Cell]:
     names = ("radical", "pyramiddrop", "fastv", "random")
-    return [cell for count in (5, 10, 20, 50) for cell in _methods(names, keeps, count=count)]
+    return [cell for count in (5, 10, 20, 50) for cell in compared(names, keeps, count=count)]
 
 
 def _pareto(keeps: Sequence[float]) -> list[Cell]:
-    cells = _methods(("fastv", "pyramiddrop", "sparsevlm", "dart", "visionzip", "lowres"), keeps)
+    cells = compared(("fastv", "pyramiddrop", "sparsevlm", "dart", "visionzip", "lowres"), keeps)
     for keep in sorted({0.05, 0.1, 0.2, 0.3, 0.5, *keeps}):
         for stages in (2, 3, 4, 5):
             cells.append(
@@ -92,33 +91,28 @@ def _pareto(keeps: Sequence[float]) -> list[Cell]:
 
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "main": Experiment("all methods at the same budgets", lambda keeps: _methods(COMPARED, keeps)),
-    "ablation": Experiment("RaDiCal without each of its parts", lambda keeps: _variants(ABLATION, keeps[:1])),
+    "main": Experiment("all methods at the same budgets", lambda keeps: compared(COMPARED, keeps)),
+    "ablation": Experiment("RaDiCal without each of its parts", lambda keeps: _variants(ABLATION, keeps[0])),
     "layers": Experiment(
         "seven ways to choose the layers",
-        lambda keeps: _variants({name: {"strategy": name} for name in STRATEGIES}, keeps[:1]),
+        lambda keeps: _variants({name: {"strategy": name} for name in STRATEGIES}, keeps[0]),
     ),
     "stages": Experiment(
         "K, the number of stages",
-        lambda keeps: _variants({f"K = {k}": {"layers": k} for k in (2, 3, 4, 5)}, keeps[:1]),
+        lambda keeps: _variants({f"K = {k}": {"layers": k} for k in (2, 3, 4, 5)}, keeps[0]),
         axis="layers",
     ),
     "gap": Experiment(
         "g, the least distance between stages",
-        lambda keeps: _variants({f"g = {g}": {"gap": g} for g in range(1, 7)}, keeps[:1]),
+        lambda keeps: _variants({f"g = {g}": {"gap": g} for g in range(1, 7)}, keeps[0]),
         axis="gap",
     ),
     "candidates": Experiment(
         "N, the number of candidates", lambda keeps: _candidates(keeps[:1]), axis="count"
     ),
-    "similarity": Experiment(
-        "how alike the candidates are",
-        lambda keeps: _methods(("radical", "pyramiddrop", "fastv", "random"), keeps[:1], similarity=None),
-        axis="similarity",
-    ),
     "dynres": Experiment(
         "resolution per candidate instead of tokens",
-        lambda keeps: _methods(("radical", "lowres", "dynres-qrel", "dynres-dti"), keeps[:1]),
+        lambda keeps: compared(("radical", "lowres", "dynres-qrel", "dynres-dti"), keeps[:1]),
     ),
     "pareto": Experiment("quality against cost", _pareto),
 }
@@ -137,7 +131,7 @@ def run_experiment(
     pools: Pools | None = None,
 ) -> list[Cell]:
     """Run what is missing; returns all cells. `data` takes the place of the embedded world's data set."""
-    cells = [replace(cell, seed=seed) for cell in experiment.cells(keeps) for seed in seeds]
+    cells = seeded(experiment.cells(keeps), seeds)
     if data is not None and any(cell.data for cell in cells):
         raise InputError("this experiment varies its data set: it runs on the embedded world only")
     groups: dict[str, list[Cell]] = {}

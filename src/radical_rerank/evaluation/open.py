@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from radical_rerank.backbones import Backbone
@@ -18,7 +19,7 @@ from radical_rerank.evaluation.scene_sets import (
     scenes_gallery,
 )
 from radical_rerank.files import EMBEDDED
-from radical_rerank.retrieval import embedder_of, nearest, read_run, write_run
+from radical_rerank.retrieval import Embedder, embedder_of, nearest, read_run, write_run
 
 ABOUT = {
     "scenes": "generated lists of 20 with one match; nothing needed",
@@ -91,21 +92,32 @@ def pools_of(
         raise InputError(f"{data.name} needs a first stage: pass --embedder, or --pool with a TREC run file")
     first = embedder_of(embedder or EMBEDDED, backbone if backbone.name == EMBEDDED else None)
     say(f"embedding the {len(data.gallery)} pictures of {data.name} with {first.name}")
-    gallery = first.embed_images([data.picture(name) for name in data.gallery])
-    queries = first.embed_queries([task.text for task in data.tasks])
+    pool = retrieve(data, first, depth)
+    write_run(path, pool, first.name)
+    return read_run(path, known=set(data.gallery), depth=depth)
+
+
+def retrieve(
+    data: Dataset, embedder: Embedder, depth: int, *, gallery: Tensor | None = None
+) -> dict[str, list[tuple[str, float]]]:
+    """Per query the `depth` nearest pictures with their scores, best first.
+
+    gallery: the pictures' vectors, where they are known already
+    """
+    if gallery is None:
+        gallery = embedder.embed_images([data.picture(name) for name in data.gallery])
+    queries = embedder.embed_queries([task.text for task in data.tasks])
     if any(task.reference for task in data.tasks):
         # What the reference shows and what the words say, added up: the plainest first stage of the kind.
         names = list(dict.fromkeys(task.reference for task in data.tasks if task.reference))
-        shown = normalize(first.embed_images([data.picture(name) for name in names]), dim=-1)
+        shown = normalize(embedder.embed_images([data.picture(name) for name in names]), dim=-1)
         queries = normalize(queries, dim=-1)
         for row, task in enumerate(data.tasks):
             if task.reference:
                 queries[row] += shown[names.index(task.reference)]
         gallery = normalize(gallery, dim=-1)
     scores, numbers = nearest(queries, gallery, depth)
-    pool = {
+    return {
         task.id: [(data.gallery[n], float(s)) for n, s in zip(row, values, strict=True)]
         for task, row, values in zip(data.tasks, numbers.tolist(), scores.tolist(), strict=True)
     }
-    write_run(path, pool, first.name)
-    return read_run(path, known=set(data.gallery), depth=depth)

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -62,6 +62,11 @@ class Records:
                     yield json.loads(line)
                 except ValueError as error:
                     raise InputError(f"{self.path}, line {number} is not a record: {error}") from None
+
+    def of(self, cells: Iterable[Cell], limit: int) -> Iterator[dict[str, Any]]:
+        """The records of these cells, of the first `limit` queries."""
+        wanted = {cell.key for cell in cells}
+        return (r for r in self if r["cell_key"] in wanted and int(r["task"]) < limit)
 
     def has(self, cell: Cell, task: str) -> bool:
         return (cell.key, task) in self._done

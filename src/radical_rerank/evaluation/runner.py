@@ -14,8 +14,9 @@ from radical_rerank.evaluation.metrics import measure
 from radical_rerank.evaluation.records import Cell, Records
 from radical_rerank.pruning import Profile, build
 from radical_rerank.pruning.radical import RaDiCal
-from radical_rerank.reranking import Query, Reranker, calibrate
+from radical_rerank.reranking import Query, Reranker
 from radical_rerank.reranking.cache import VisionCache
+from radical_rerank.reranking.calibration import profile_of
 
 Track = Callable[[Iterable[Any], str], Iterable[Any]]
 Pools = Mapping[str, Sequence[str]]
@@ -109,18 +110,15 @@ class Runner:
             if issubclass(type(build(cell.method)), RaDiCal):
                 options = {"calibration": self.profile, "seed": cell.seed, **options}
             pruner = build(cell.method, keep=cell.keep, **options)
-            reranker = Reranker(self.backbone, pruner, vision_cache_bytes=0, **self.options)
-            reranker.vision_cache = self._cache
-            self._rerankers[cell.key] = reranker
+            self._rerankers[cell.key] = Reranker(
+                self.backbone, pruner, vision_cache=self._cache, **self.options
+            )
         return self._rerankers[cell.key]
 
     @property
     def profile(self) -> Profile:
         if self._profile is None:
-            self._profile = Profile.find(self.backbone.name)
-            if self._profile is None:
-                self._profile = calibrate(self.backbone, say=self.say)
-                self._profile.save(Profile.cache_path(self.backbone.name))
+            self._profile = profile_of(self.backbone, say=self.say)
         return self._profile
 
 

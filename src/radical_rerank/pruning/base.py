@@ -215,6 +215,8 @@ class Pruner:
     summary: ClassVar[str] = ""
     reads_encoder: ClassVar[bool] = False
     """the method asks for `view.signals`"""
+    resizes: ClassVar[bool] = False
+    """the method gives candidates their sizes by `resize`"""
     positions: str = field(default="original", repr=False)
     """"original": survivors keep their rotary positions; "compact": they are renumbered after each stage"""
 
@@ -237,13 +239,17 @@ class Pruner:
 
         look: encodes the candidates at full size first, for methods that decide by what they show
         """
-        return None
+        raise NotImplementedError
 
     def select(self, view: StageView, count: int) -> Tensor | Merge:
         """(count,) ascending indices into `view.alive` of the tokens that survive."""
         if count >= len(view.alive):
             return torch.arange(len(view.alive), device=view.alive.device)
         return top_k(self.score(view), count)
+
+    def prepared(self, model: Any) -> Pruner:
+        """This method with what it needs to know of the model."""
+        return self
 
     def on(
         self,
@@ -259,7 +265,7 @@ class Pruner:
         if Pruner.engine is None:
             raise RuntimeError("no engine: import radical_rerank.backbones")
         layouts = [layout] if isinstance(layout, Layout) else list(layout)
-        return Pruner.engine(self, model, layouts, signals)
+        return Pruner.engine(self.prepared(model), model, layouts, signals)
 
 
 def scaled(layer: int, num_layers: int, reference: int = 36) -> int:

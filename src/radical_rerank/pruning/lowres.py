@@ -12,6 +12,7 @@ class LowRes(Pruner):
     """Every image at a lower resolution, so that it has at most R of its visual tokens; none is dropped."""
 
     summary: ClassVar[str] = "every image at a lower resolution"
+    resizes: ClassVar[bool] = True
 
     def stages(self, num_layers: int) -> list[Stage]:
         return []

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,7 +23,7 @@ from radical_rerank.method import (
     text_averaged,
     top_k,
 )
-from radical_rerank.pruning.base import Layout, Merge, Pruner, PruningRun, Stage, StageView, VisionSignals
+from radical_rerank.pruning.base import Merge, Pruner, Stage, StageView
 from radical_rerank.pruning.profile import Profile
 
 FUSIONS = {"geometric": geometric_fusion, "arithmetic": arithmetic_fusion}
@@ -93,16 +92,11 @@ class RaDiCal(Pruner):
         if self.layers < 1 or self.gap < 1:
             raise InputError(f"layers and gap must be at least 1, not {self.layers} and {self.gap}")
 
-    def on(
-        self,
-        model: Any,
-        layout: Layout | Sequence[Layout],
-        signals: Sequence[VisionSignals] | None = None,
-    ) -> AbstractContextManager[PruningRun]:
+    def prepared(self, model: Any) -> Pruner:
         if self.calibration is None and self.needs_profile:
             name = getattr(getattr(model, "config", None), "_name_or_path", "")
-            return super(RaDiCal, replace(self, calibration=Profile.find(name))).on(model, layout, signals)
-        return super().on(model, layout, signals)
+            return replace(self, calibration=Profile.find(name))
+        return self
 
     @property
     def needs_profile(self) -> bool:

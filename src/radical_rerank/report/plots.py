@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from radical_rerank.files import replacing
 from radical_rerank.report.tables import Row
 
 COLOURS = ("#0b5fa5", "#c2410c", "#15803d", "#7c3aed", "#b91c1c", "#0e7490", "#a16207", "#525252", "#be185d")
@@ -29,11 +30,9 @@ def save(picture: Any, path: Path) -> Path:
     """Write it whole or not at all."""
     from matplotlib import pyplot
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".part" + path.suffix)
-    picture.savefig(temporary, dpi=140)
+    with replacing(path, "wb") as file:
+        picture.savefig(file, dpi=140, format=path.suffix[1:])
     pyplot.close(picture)
-    temporary.replace(path)
     return path
 
 

@@ -50,9 +50,7 @@ def run_study(
     experiment = EXPERIMENTS[name]
     records = Records(folder / "records.jsonl")
     cells = run_experiment(experiment, runner, records, keeps=keeps, seeds=seeds, limit=limit, track=track)
-    wanted = {cell.key for cell in cells}
-    chosen = [r for r in records if r["cell_key"] in wanted and int(r["task"]) < limit]
-    rows = summarize(chosen, published(name))
+    rows = summarize(records.of(cells, limit), published(name))
     note = (
         f"`radical experiment {name} --limit {limit}` on {runner.backbone.name}: {rows[0].queries} lists per "
         f"setting, {rows[0].seeds} seed(s). Quality in percent. p: paired randomisation tests over lists. "

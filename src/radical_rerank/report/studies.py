@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -13,10 +12,10 @@ import torch
 from PIL import Image, ImageDraw
 
 from radical_rerank.diagnostics import Diagnosis, diagnose
-from radical_rerank.evaluation.experiments import EXPERIMENTS, TITLES, compared, run_experiment
+from radical_rerank.evaluation.experiments import TITLES, Experiment, compared, run_experiment, seeded
 from radical_rerank.evaluation.metrics import jaccard, rbo
-from radical_rerank.evaluation.open import pools_of
-from radical_rerank.evaluation.questions import answer
+from radical_rerank.evaluation.open import pools_of, retrieve
+from radical_rerank.evaluation.questions import accuracy
 from radical_rerank.evaluation.records import Cell, Records
 from radical_rerank.evaluation.runner import Runner, Track
 from radical_rerank.evaluation.scene_sets import (
@@ -30,8 +29,8 @@ from radical_rerank.files import replacing
 from radical_rerank.pruning import build
 from radical_rerank.report.overlay import overlay
 from radical_rerank.report.plots import COLOURS, bars, figure, save
-from radical_rerank.report.tables import markdown, published, summarize, write_tables
-from radical_rerank.retrieval import SceneEmbedder, nearest
+from radical_rerank.report.tables import published, summarize, write_facts, write_tables
+from radical_rerank.retrieval import SceneEmbedder
 
 
 def similarity(
@@ -39,7 +38,10 @@ def similarity(
 ) -> list[Any]:
     """Lists of every degree of likeness, in five quintiles of the mean cosine between candidates."""
     records = Records(folder / "records.jsonl")
-    plan = EXPERIMENTS["similarity"]
+    names = ("radical", "pyramiddrop", "fastv", "random")
+    plan = Experiment(
+        "how alike the candidates are", lambda budgets: compared(names, budgets[:1], similarity=None)
+    )
     cells = run_experiment(plan, runner, records, keeps=keeps, seeds=seeds, limit=limit, track=track)
     data = scenes(lists=limit, similarity=None)
     embedder = SceneEmbedder(runner.backbone)
@@ -51,19 +53,14 @@ def similarity(
         alike.append(float(((unit @ unit.T).sum() - count) / (count * (count - 1))))
     edges = np.quantile(alike, [0.2, 0.4, 0.6, 0.8])
     bins = [int(np.searchsorted(edges, value)) + 1 for value in alike]
-    wanted = {cell.key for cell in cells}
-    chosen = [
-        {**r, "data": {"quintile": bins[int(r["task"])]}}
-        for r in records
-        if r["cell_key"] in wanted and int(r["task"]) < limit
-    ]
+    chosen = ({**r, "data": {"quintile": bins[int(r["task"])]}} for r in records.of(cells, limit))
     rows = sorted(summarize(chosen), key=lambda row: row.data["quintile"])
     note = f"`radical experiment similarity --limit {limit}`: quintile 5 holds the lists most alike."
     write_tables(folder, "similarity", plan.about, rows, note)
     picture, axes = figure()
-    names = list(dict.fromkeys(row.name for row in rows if row.name != "Dense"))
+    titles = list(dict.fromkeys(row.name for row in rows if row.name != "Dense"))
     dense = {row.data["quintile"]: row.measures["MRR@10"] for row in rows if row.name == "Dense"}
-    for colour, name in zip(COLOURS, names, strict=False):
+    for colour, name in zip(COLOURS, titles, strict=False):
         mine = {row.data["quintile"]: row.measures["MRR@10"] for row in rows if row.name == name}
         axes.plot(list(mine), [mine[q] - dense[q] for q in mine], "o-", ms=4, label=name, color=colour)
     axes.axhline(0, color="black", lw=1, ls="--")
@@ -88,23 +85,19 @@ def retrievers(
         "pairs": SceneEmbedder(runner.backbone, words=False, pairs=True),
         "words and pairs": SceneEmbedder(runner.backbone, pairs=True),
     }
-    pools: dict[str, dict[str, list[str]]] = {}
-    for kind, embedder in kinds.items():
-        _, numbers = nearest(embedder.embed_queries([task.text for task in data.tasks]), gallery, 20)
-        pools[kind] = {
-            task.id: [data.gallery[n] for n in row]
-            for task, row in zip(data.tasks, numbers.tolist(), strict=True)
+    pools = {
+        kind: {
+            task: [name for name, _ in found]
+            for task, found in retrieve(data, embedder, 20, gallery=gallery).items()
         }
+        for kind, embedder in kinds.items()
+    }
+    cells = seeded(compared(["radical", "pyramiddrop", "sparsevlm"], keeps[:1]), seeds)
     chosen = []
     for kind, pool in pools.items():
         records = Records(folder / f"{kind.replace(' ', '-')}.jsonl")
-        cells = compared(["radical", "pyramiddrop", "sparsevlm"], keeps[:1])
-        cells = [Cell(c.name, c.method, c.keep, seed, c.options) for c in cells for seed in seeds]
         runner.run(data, cells, records, pools=pool, limit=count, track=track)
-        keys = {cell.key for cell in cells}
-        chosen += [
-            {**r, "data": {"pool": kind}} for r in records if r["cell_key"] in keys and int(r["task"]) < count
-        ]
+        chosen += [{**r, "data": {"pool": kind}} for r in records.of(cells, count)]
     rows = summarize(chosen)
     overlaps = []
     for a, b in combinations(pools, 2):
@@ -123,8 +116,7 @@ def composed(
 ) -> list[Any]:
     """A reference picture and a change in words: fixed lists, and pools that may miss the target."""
     names = ["radical", "fastv", "pyramiddrop", "sparsevlm", "dart", "visionzip", "lowres", "random"]
-    cells = [Cell(c.name, c.method, c.keep, seed) for c in compared(names, keeps) for seed in seeds]
-    keys = {cell.key for cell in cells}
+    cells = seeded(compared(names, keeps), seeds)
     chosen = []
     for kind, data in (
         ("lists", scenes_composed(lists=limit)),
@@ -134,11 +126,7 @@ def composed(
         path = folder / "pool.run"
         pools = None if kind == "lists" else pools_of(data, runner.backbone, None, 20, path)
         runner.run(data, cells, records, pools=pools, limit=limit, track=track)
-        chosen += [
-            {**r, "data": {"candidates": kind}}
-            for r in records
-            if r["cell_key"] in keys and int(r["task"]) < limit
-        ]
+        chosen += [{**r, "data": {"candidates": kind}} for r in records.of(cells, limit)]
     rows = summarize(chosen, published("composed", "FashionIQ"))
     note = (
         f"`radical experiment composed --limit {limit}`. Lists hold the target; pools are the first 20 of a "
@@ -171,27 +159,14 @@ def transfer(
             pruners[TITLES[name] if name == "dense" else f"{TITLES[name]} {keep:.0%}"] = build(
                 name, **options
             )
-    right: dict[str, dict[str, list[bool]]] = {name: {} for name in pruners}
-    backbone = runner.backbone
-    for question in track(data.questions, "questions"):
-        (feature,) = backbone.encode([backbone.preprocess(data.picture(question.picture), 384)])
-        for name, pruner in pruners.items():
-            kind = "yes/no" if len(question.choices) == 2 else "colour"
-            answered = answer(backbone, pruner, feature, question.text, question.choices)
-            right[name].setdefault(kind, []).append(answered == question.answer)
-    rows = [
-        {"method": name, **{kind: 100 * float(np.mean(values)) for kind, values in found.items()}}
-        for name, found in right.items()
+    found = accuracy(runner.backbone, pruners, data, lambda items: track(items, "questions"))
+    rows: list[Any] = [
+        {"method": name, **{kind: 100 * share for kind, share in kinds.items()}}
+        for name, kinds in found.items()
     ]
-    heads = list(rows[0])
-    lines = [[str(row["method"]), *(f"{row[head]:.2f}" for head in heads[1:])] for row in rows]
-    with replacing(folder / "transfer.md") as file:
-        file.write(
-            f"# single scenes\n\n`radical experiment transfer --limit {limit}`: accuracy in percent on "
-            f"{len(data.questions)} questions.\n\n" + markdown(heads, lines)
-        )
-    with replacing(folder / "summary.json") as file:
-        json.dump(rows, file, indent=1)
+    asked = len(data.questions)
+    note = f"`radical experiment transfer --limit {limit}`: accuracy in percent on {asked} questions."
+    write_facts(folder, "transfer", "single scenes", note, rows, 2)
     return rows
 
 
@@ -226,20 +201,13 @@ def diagnosis(
     other.set_ylabel("H_norm")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     save(picture, folder / "diagnose.png")
-    heads = list(rows[0])
-    lines = [[str(row["layer"]), *(f"{row[head]:.3f}" for head in heads[1:])] for row in rows]
     facts = (
         f"r(z, 1 − H_norm) = {first.pearson:.2f} and {second.pearson:.2f}; "
         f"r of the two H_norm curves = {same:.3f}; "
         + ", ".join(f"z of {name} = {value:.2f}" for name, value in first.references.items())
     )
-    with replacing(folder / "diagnose.md") as file:
-        file.write(
-            "# reliability of attention, layer by layer\n\n"
-            f"`radical experiment diagnose --limit {limit}`: {facts}.\n\n{markdown(heads, lines)}"
-        )
-    with replacing(folder / "summary.json") as file:
-        json.dump({"facts": facts, "rows": rows}, file, indent=1, ensure_ascii=False)
+    note = f"`radical experiment diagnose --limit {limit}`: {facts}."
+    write_facts(folder, "diagnose", "reliability of attention, layer by layer", note, rows, 3)
     return rows
 
 
@@ -275,6 +243,6 @@ def cases(
                 picture = overlay(images[i], report.blocks[i], alive)
                 picture.thumbnail((cell - 6, cell - 6))
                 sheet.paste(picture, (label + column * cell, top))
-        folder.mkdir(parents=True, exist_ok=True)
-        sheet.save(folder / f"case-{number}.png")
+        with replacing(folder / f"case-{number}.png", "wb") as file:
+            sheet.save(file, "PNG")
     return rows

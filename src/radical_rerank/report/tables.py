@@ -178,6 +178,19 @@ def write_tables(folder: str | Path, name: str, title: str, rows: Sequence[Row],
             file.write(text)
 
 
+def write_facts(
+    folder: Path, name: str, title: str, note: str, rows: Sequence[dict[str, Any]], digits: int
+) -> None:
+    """`name.md` and `name.json` of rows that are not settings: a label first, then numbers."""
+    heads = list(rows[0])
+    lines = [[str(row[heads[0]]), *(f"{row[head]:.{digits}f}" for head in heads[1:])] for row in rows]
+    with replacing(folder / f"{name}.md") as file:
+        file.write(f"# {title}\n\n{note}\n\n{markdown(heads, lines)}")
+    with replacing(folder / f"{name}.json") as file:
+        json.dump({"note": note, "rows": rows}, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+
+
 def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rule = ["---", *(["---:"] * (len(heads) - 1))]
     return "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *lines)) + "\n"

@@ -74,6 +74,18 @@ def calibrate(
     return Profile.measured(backbone.name, h_norm, count, source)
 
 
+def profile_of(model: Any, *, say: Callable[[str], None] | None = None) -> Profile:
+    """The trust profile of a Reranker's or Backbone's model: a known one, or measured now and kept."""
+    name = getattr(model, "backbone", model).name
+    profile = Profile.find(name)
+    if profile is None:
+        tell = say or (lambda line: None)
+        tell(f"no trust profile of {name} is known: measuring one (once)")
+        profile = calibrate(model, say=say)
+        tell(f"saved the trust profile of {name} to {profile.save(Profile.cache_path(name))}")
+    return profile
+
+
 def _measure(
     backbone: Backbone,
     template: PromptTemplate,

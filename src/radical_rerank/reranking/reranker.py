@@ -21,7 +21,7 @@ from radical_rerank.errors import InputError, OutOfWorldWarning
 from radical_rerank.files import EMBEDDED
 from radical_rerank.pruning import Look, Profile, Pruner, RaDiCal, VisionSignals, build
 from radical_rerank.reranking.cache import VisionCache, content_key
-from radical_rerank.reranking.calibration import calibrate
+from radical_rerank.reranking.calibration import profile_of
 from radical_rerank.reranking.images import MAX_PIXELS, Document, load_image
 from radical_rerank.reranking.prompt import (
     IDENTIFIERS,
@@ -106,6 +106,10 @@ class _List:
     images: Sequence[Image.Image]
     numbers: Sequence[int]
 
+    def candidates(self, features: Sequence[ImageFeatures]) -> Sequence[ImageFeatures]:
+        """The list's features without its reference's, which come first."""
+        return features[len(features) - len(self.images) :]
+
 
 @dataclass(frozen=True)
 class _Scored:
@@ -135,6 +139,7 @@ class Reranker:
         max_image_tokens: int = 384,
         max_pixels: int = MAX_PIXELS,
         vision_cache_bytes: int = 1 << 30,
+        vision_cache: VisionCache | None = None,
         max_new_tokens: int = 512,
         say: Callable[[str], None] | None = None,
         **options: Any,
@@ -149,6 +154,7 @@ class Reranker:
         max_image_tokens: larger images are scaled down to this many visual tokens (COCO's have about 300)
         max_pixels: larger images are refused
         vision_cache_bytes: how much of the images seen last is kept encoded; 0 for none
+        vision_cache: another Reranker's cache of the same model, to share it
         say: receives one line when something slow happens that was not asked for (calibration)
         """
         if scorer not in SCORERS:
@@ -175,7 +181,7 @@ class Reranker:
         self.window, self.stride = window, stride
         self.max_image_tokens, self.max_pixels = max_image_tokens, max_pixels
         self.max_new_tokens = max_new_tokens
-        self.vision_cache = VisionCache(vision_cache_bytes)
+        self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
         self._say = say or (lambda line: None)
         self._ready = False
 
@@ -354,9 +360,10 @@ class Reranker:
             flat = [feature for found in features for feature in found]
             inputs = self.backbone.inputs([prompt.ids for prompt in prompts], flat)
         layouts = [prompt.layout for prompt in prompts]
-        signals = [_signals(found[-len(work.images) :]) for work, found in zip(lists, features, strict=True)]
-        given = signals if self.pruner.reads_encoder else None
-        with clock("decoder"), self.pruner.on(self.backbone.model, layouts, given) as run:
+        signals = None
+        if self.pruner.reads_encoder:
+            signals = [_signals(work.candidates(f)) for work, f in zip(lists, features, strict=True)]
+        with clock("decoder"), self.pruner.on(self.backbone.model, layouts, signals) as run:
             if self.scorer == "logits":
                 logits = self.backbone.next_token_logits(inputs)
             else:
@@ -396,10 +403,10 @@ class Reranker:
         self, lists: Sequence[_List], limits: list[list[int]], clock: _Clock
     ) -> tuple[list[int], list[list[ImageFeatures]]]:
         """Per list, its visual tokens at full size and its features at the sizes that the method wants."""
-        if type(self.pruner).resize is Pruner.resize:
+        if not self.pruner.resizes:
             features = self._features(lists, limits, clock)
             return [
-                sum(len(feature.tokens) for feature in found[-len(work.images) :])
+                sum(len(feature.tokens) for feature in work.candidates(found))
                 for work, found in zip(lists, features, strict=True)
             ], features
         full, wanted = [], []
@@ -417,7 +424,7 @@ class Reranker:
         prompt = self._prompt(work, found)
         ids = torch.tensor(prompt.ids, device=self.backbone.device)[list(prompt.layout.query)]
         query = self.backbone.model.get_input_embeddings()(ids).detach().float().mean(dim=0)
-        vision = torch.cat([feature.tokens for feature in found[-len(work.images) :]])
+        vision = torch.cat([feature.tokens for feature in work.candidates(found)])
         return Look(vision, prompt.layout.candidate_of.to(vision.device), query)
 
     def _features(
@@ -469,7 +476,7 @@ class Reranker:
             shape=self.backbone.shape,
             seconds=dict(seconds),
             candidates=work.numbers,
-            blocks=[feature.blocks for feature in features[len(features) - len(work.images) :]],
+            blocks=[feature.blocks for feature in work.candidates(features)],
             full=full,
         )
 
@@ -485,21 +492,13 @@ class Reranker:
         if self._ready or not isinstance(self.pruner, RaDiCal) or not self.pruner.needs_profile:
             return
         if self.pruner.calibration is None:
-            profile = Profile.find(self.backbone.name)
-            if profile is None:
-                self._say(f"no trust profile of {self.backbone.name} is known: measuring one (once)")
-                profile = calibrate(self, say=self._say)
-                path = profile.save(Profile.cache_path(self.backbone.name))
-                self._say(f"saved the trust profile of {self.backbone.name} to {path}")
-            self.pruner = replace(self.pruner, calibration=profile)
+            self.pruner = replace(self.pruner, calibration=profile_of(self, say=self._say))
         self._ready = True
 
 
 def _signals(features: Sequence[ImageFeatures]) -> VisionSignals:
     """The encoder's signals of a list's candidates, one after the other."""
     found = [feature.signals for feature in features if feature.signals is not None]
-    if not found:
-        return VisionSignals(torch.empty(0), torch.empty(0))
     return VisionSignals(torch.cat([s.attention for s in found]), torch.cat([s.keys for s in found]))
 
 

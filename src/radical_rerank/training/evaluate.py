@@ -15,7 +15,8 @@ import torch
 from radical_rerank.backbones import Backbone
 from radical_rerank.errors import InputError
 from radical_rerank.evaluation.datasets import Dataset
-from radical_rerank.evaluation.questions import answer
+from radical_rerank.evaluation.metrics import measure
+from radical_rerank.evaluation.questions import accuracy
 from radical_rerank.evaluation.scene_sets import scenes, scenes_composed, scenes_questions
 from radical_rerank.files import replacing
 from radical_rerank.method import (
@@ -25,14 +26,14 @@ from radical_rerank.method import (
     query_relevance,
     top_k,
 )
-from radical_rerank.pruning import Dense, Profile, Pruner, RaDiCal, Random
+from radical_rerank.pruning import Dense, Pruner, RaDiCal, Random
 from radical_rerank.reranking import Query, Reranker, calibrate
 from radical_rerank.reranking.cache import VisionCache
+from radical_rerank.reranking.calibration import profile_of
 from radical_rerank.scenes.lists import SceneList, make_list
 from radical_rerank.training.batches import shown_by
 
 Track = Callable[[Iterable[Any], str], Iterable[Any]]
-CUT = 10
 
 
 @dataclass(frozen=True)
@@ -46,16 +47,16 @@ class Card:
 
     def run(self) -> dict[str, dict[str, float]]:
         done = self._load()
-        for names, measure in self.groups().items():
+        for names, figures in self.groups().items():
             if not set(names) <= set(done["figures"]):
-                done["figures"] |= measure()
+                done["figures"] |= figures()
                 self._save(done)
         return done["figures"]
 
     def groups(self) -> dict[tuple[str, ...], Callable[[], dict[str, dict[str, float]]]]:
         """By the names of its figures, what measures them: settings that share their lists run together."""
         backbone, lists, track = self.backbone, self.lists, self.track
-        profile = Profile.find(backbone.name) or calibrate(backbone)
+        profile = profile_of(backbone)
         plans: list[tuple[Dataset, dict[str, tuple[Pruner, dict[str, Any]]]]] = [
             (
                 scenes(lists=lists),
@@ -79,8 +80,10 @@ class Card:
         ]
 
         def quality(data: Dataset, settings: dict[str, Any]) -> dict[str, dict[str, float]]:
+            cache = VisionCache(1 << 28)
             rerankers = {
-                name: Reranker(backbone, pruner, **options) for name, (pruner, options) in settings.items()
+                name: Reranker(backbone, pruner, vision_cache=cache, **options)
+                for name, (pruner, options) in settings.items()
             }
             return ranking_quality(rerankers, data, lambda items: track(items, next(iter(settings))))
 
@@ -117,45 +120,35 @@ def ranking_quality(
     rerankers: dict[str, Reranker], data: Dataset, track: Callable[[Iterable[Any]], Iterable[Any]] = iter
 ) -> dict[str, dict[str, float]]:
     """Per reranker MRR@10 with the half width of its 95% interval, and R@1; one relevant picture per list."""
-    cache = VisionCache(1 << 28)
-    ranks: dict[str, list[tuple[float, float]]] = {name: [] for name in rerankers}
+    rankings: dict[str, dict[str, list[str]]] = {name: {} for name in rerankers}
+    relevant = {}
     for task in track(data.tasks):
         assert task.candidates is not None
+        relevant[task.id] = task.relevant
         reference = None if task.reference is None else data.picture(task.reference)
         images = [data.picture(name) for name in task.candidates]
         for name, reranker in rerankers.items():
-            reranker.vision_cache = cache
             order = reranker.rank(Query(task.text, reference), images).order
-            rank = 1 + next(place for place, i in enumerate(order) if task.candidates[i] in task.relevant)
-            ranks[name].append((1 / rank if rank <= CUT else 0.0, float(rank == 1)))
+            rankings[name][task.id] = [task.candidates[i] for i in order]
     result = {}
-    for name, pairs in ranks.items():
-        values = np.array(pairs)
+    for name, found in rankings.items():
+        measures = list(measure(found, relevant).values())
+        mrr = np.array([values["MRR@10"] for values in measures])
         result[name] = {
-            "MRR@10": float(values[:, 0].mean()),
-            "±": float(1.96 * values[:, 0].std(ddof=min(1, len(pairs) - 1)) / len(pairs) ** 0.5),
-            "R@1": float(values[:, 1].mean()),
-            "lists": len(pairs),
+            "MRR@10": float(mrr.mean()),
+            "±": float(1.96 * mrr.std(ddof=min(1, len(mrr) - 1)) / len(mrr) ** 0.5),
+            "R@1": float(np.mean([values["R@1"] for values in measures])),
+            "lists": len(mrr),
         }
     return result
 
 
 def question_accuracy(
-    backbone: Backbone,
-    count: int,
-    track: Callable[[Iterable[Any]], Iterable[Any]] = iter,
-    *,
-    pruner: Pruner | None = None,
+    backbone: Backbone, count: int, track: Callable[[Iterable[Any]], Iterable[Any]] = iter
 ) -> dict[str, float]:
     """Share of right answers to yes/no and to colour questions about single scenes."""
     data = scenes_questions(scenes=count)
-    right: dict[str, list[bool]] = {"yes/no": [], "colour": []}
-    for question in track(data.questions):
-        (feature,) = backbone.encode([backbone.preprocess(data.picture(question.picture), 384)])
-        found = answer(backbone, pruner or Dense(), feature, question.text, question.choices)
-        right["yes/no" if len(question.choices) == 2 else "colour"].append(found == question.answer)
-    shares = {kind: sum(values) / len(values) for kind, values in right.items() if values}
-    return shares | {"questions": len(data.questions)}
+    return accuracy(backbone, {"Dense": Dense()}, data, track)["Dense"] | {"questions": len(data.questions)}
 
 
 def entropy_profiles(
