@@ -153,3 +153,24 @@ def test_methods(capsys) -> None:
     assert all(name in out for name in METHODS)
     code, out, _ = run(capsys, "methods", "--json")
     assert [row["name"] for row in json.loads(out)] == list(METHODS)
+
+
+def test_bench_commands(folder: str, capsys) -> None:
+    small = ["--shape", "small", "--width", "128", "--rounds", "1"]
+    code, out, _ = run(capsys, "bench", "prefill", *small, "--keep", "0.5", "0.25", "--json")
+    assert code == 0
+    assert [(m["method"], m["keep"]) for m in json.loads(out)["methods"]] == [
+        ("radical", 0.5), ("random", 0.5), ("radical", 0.25), ("random", 0.25),
+    ]  # fmt: skip
+    code, out, err = run(capsys, "bench", "end-to-end", "--counts", "2", "4", "--rounds", "1")
+    assert code == 0
+    assert "pruned warm" in out
+    assert "time grows as N to the" in err
+    for wrong in (
+        ["prefill", "--shape", "huge"],
+        ["prefill", "--methods", "best"],
+        ["end-to-end", "--shape", "huge"],
+    ):
+        code, _, err = run(capsys, "bench", *wrong)
+        assert code == 2
+        assert "unknown" in err

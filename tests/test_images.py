@@ -10,6 +10,7 @@ from PIL import Image
 
 from radical_rerank.errors import InputError
 from radical_rerank.reranking import load_image
+from radical_rerank.reranking.images import load_images
 
 
 def encoded(image: Image.Image, kind: str, **options) -> bytes:
@@ -147,3 +148,26 @@ def test_large_images_are_refused_before_they_are_decoded() -> None:
             load_image(bomb)
     with pytest.raises(InputError, match="more than the limit of 100"):
         load_image(halves(), max_pixels=100)
+
+
+def test_many_are_loaded_as_one_by_one(tmp_path: Path) -> None:
+    halves().save(tmp_path / "a.png")
+    lazy = Image.open(tmp_path / "a.png")
+    documents = [
+        lazy,
+        b"no image",
+        tmp_path / "a.png",
+        lazy,
+        tmp_path / "missing.png",
+        encoded(halves(), "PNG"),
+    ]
+    names = [f"document {i}" for i in range(len(documents))]
+    found = load_images(documents, names=names)
+    assert [isinstance(image, InputError) for image in found] == [False, True, False, False, True, False]
+    assert "document 1" in str(found[1])
+    assert "document 4" in str(found[4])
+    assert "missing.png" in str(found[4])
+    for image in (found[0], found[2], found[3], found[5]):
+        assert isinstance(image, Image.Image)
+        assert image.tobytes() == halves().tobytes()
+    assert load_images([], names=[]) == []

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
+from radical_rerank.backbones.families import text_model
+from radical_rerank.backbones.probe import last_row_only
 from radical_rerank.backbones.tiny import TINY_FAMILIES
 from radical_rerank.bench.memory import PeakMemory
 from radical_rerank.method import normalized_entropy, text_averaged
-from radical_rerank.pruning import Pruner, Stage, StageView
+from radical_rerank.pruning import Dense, Pruner, RaDiCal, Random, Stage, StageView
 from radical_rerank.reranking.calibration import EntropyProbe
-from tests.cases import LAYERS, Case, make_case, model_of, stack
+from tests.cases import LAYERS, PROFILE, Case, greedy, hooks_on, make_case, model_of, stack
 
 
 @dataclass(kw_only=True)
@@ -29,6 +31,16 @@ class Recorder(Pruner):
         number = sum(1 for layer, _ in self.p if layer == view.layer)
         self.p[view.layer, number] = text_averaged(view.attention())
         return super().select(view, count)
+
+
+class Fixed(Pruner):
+    """Keeps the first tokens, after the last layer."""
+
+    def stages(self, num_layers: int) -> list[Stage]:
+        return [Stage(num_layers - 1, self.keep, "after")]
+
+    def select(self, view: StageView, count: int) -> torch.Tensor:
+        return torch.arange(count)
 
 
 def expected_p(attention: torch.Tensor, case: Case, offset: int = 0) -> torch.Tensor:
@@ -108,3 +120,53 @@ def test_a_probe_at_4000_tokens_takes_under_5_percent_of_a_full_attention_matrix
     assert length == 4000
     assert meter.p
     assert 0 < meter.peak < 0.05 * full
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_the_last_layer_for_one_row_gives_that_rows_logits(family: str, attention: str) -> None:
+    """Alone and in a ragged batch, dense and pruned, with a cache and without."""
+    model = model_of(family, attention)
+    shapes = [(1, 1), (2, 1)] if family.startswith("internvl") else [(3, 4), (5, 2)]
+    cases = [make_case(family, shapes, seed=4), make_case(family, shapes[:1], text=6, seed=5)]
+    layers, hooks = text_model(model).layers, hooks_on(model)
+    # Hugging Face's own recorders, once asked for attentions, stay and read every layer's rows.
+    rows = 1 if not hooks else cases[0].layout.length
+    pruner = Random(keep=0.5, schedule=(2, LAYERS - 1))
+    for chosen in (cases[:1], cases):
+        inputs = stack(chosen)
+        layouts = [case.layout for case in chosen]
+        for method in (Dense(), pruner):
+            for use_cache in (False, True):
+                with torch.no_grad(), method.on(model, layouts):
+                    whole = model(**inputs, use_cache=use_cache)
+                    with last_row_only(layers):
+                        last = model(**inputs, use_cache=use_cache)
+                assert last.logits.shape[1] <= rows
+                torch.testing.assert_close(last.logits[:, -1], whole.logits[:, -1], atol=2e-5, rtol=0)
+                if use_cache:
+                    for ours, theirs in zip(last.past_key_values, whole.past_key_values, strict=True):
+                        torch.testing.assert_close(ours[0], theirs[0], atol=2e-5, rtol=0)
+                        torch.testing.assert_close(ours[1], theirs[1], atol=2e-5, rtol=0)
+    assert hooks_on(model) == hooks
+
+
+def test_a_stage_after_the_last_layer_has_all_rows() -> None:
+    model, case = model_of("qwen3_vl"), make_case("qwen3_vl", [(3, 4), (5, 2)])
+    pruner = Fixed(keep=0.5)
+    with torch.no_grad(), pruner.on(model, case.layout) as run:
+        whole = model(**case.inputs).logits[:, -1]
+        with last_row_only(text_model(model).layers):
+            assert torch.equal(model(**case.inputs).logits[:, -1], whole)
+    assert run.records[0][0].after == 11
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_decoding_goes_on_after_a_prompt_whose_last_layer_ran_for_one_row(family: str) -> None:
+    model, case = model_of(family), make_case(family, [(2, 1), (1, 1)], seed=9)
+    with RaDiCal(keep=0.3, calibration=PROFILE).on(model, case.layout):
+        expected = greedy(model, case.inputs, 4)
+        with last_row_only(text_model(model).layers):
+            found = greedy(model, case.inputs, 4)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from PIL import Image
 
 from radical_rerank import Dense, PromptTemplate, Query, RaDiCal, Reranker, calibrate
@@ -67,6 +69,19 @@ def test_dense_equals_the_stock_model_fed_with_pixels(family: str, backbones: di
     expected = logits[prompt.identifiers].log_softmax(-1)
     actual = torch.tensor([score for _, score in sorted((r.index, r.score) for r in ranking)])
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
+
+
+@given(
+    width=st.integers(8, 900), height=st.integers(8, 900), limit=st.integers(1, 400), which=st.integers(0, 1)
+)
+def test_tokens_are_counted_as_preprocessing_makes_them(
+    backbones: dict[str, Backbone], width: int, height: int, limit: int, which: int
+) -> None:
+    backbone = backbones[("qwen3_vl", "internvl_qwen2")[which]]
+    assume(max(width, height) / min(width, height) < 100)
+    image = Image.new("RGB", (width, height))
+    pixels = backbone.preprocess(image, limit)
+    assert backbone.count_tokens(image, limit) == sum(block.rows * block.columns for block in pixels.blocks)
 
 
 def test_top_k(reranker: Reranker) -> None:
@@ -150,20 +165,23 @@ def test_the_vision_cache_spares_the_encoder(backbone: Backbone, monkeypatch: py
     reranker = Reranker(backbone, "dense")
     first = reranker.rank(query, images)
     again = reranker.rank(query, [image.copy() for image in images])
-    assert encoded == [6, 0]
+    assert encoded == [6]
     assert [r.score for r in first] == pytest.approx([r.score for r in again], abs=1e-6)
     # One image twice in a list, and in two lists of a batch, is encoded once.
     fresh = Reranker(backbone, "dense")
     list(fresh.rank_many([(query, [images[0], images[0], images[1]]), (query, images[:3])], batch_size=2))
-    assert encoded[2:] == [3]
+    assert encoded[1:] == [3]
     none = Reranker(backbone, "dense", vision_cache_bytes=0)
     none.rank(query, images[:2])
     none.rank(query, images[:2])
-    assert encoded[3:] == [2, 2]
-    other = Reranker(backbone, "dense", max_image_tokens=9)
-    other.vision_cache = reranker.vision_cache  # another resolution is another entry
+    assert encoded[2:] == [2, 2]
+    # Another resolution is another entry.
+    other = Reranker(backbone, "dense", max_image_tokens=9, vision_cache=reranker.vision_cache)
     other.rank(query, images)
-    assert encoded[-1] == 6
+    assert encoded[4:] == [6]
+    # Long lists go through the encoder in parts.
+    fresh.rank(*pictures(8, 19))
+    assert encoded[5:] == [8, 8, 3]
 
 
 def test_the_model_may_write_the_order(

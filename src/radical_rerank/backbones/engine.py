@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radical_rerank.backbones.families import base_model, text_model
-from radical_rerank.backbones.probe import project, row_attention
+from radical_rerank.backbones.families import base_model, deepstack_levels, text_model
+from radical_rerank.backbones.probe import all_keys, project, row_attention
 from radical_rerank.errors import LayoutError, UnsupportedModelError
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import Layout, Merge, Pruner, Stage, StageRecord, VisionSignals
@@ -40,6 +40,7 @@ class Run:
         self._text = text_model(model)
         self._base = base_model(model)
         self._layers = list(self._text.layers)
+        self._deepstack = deepstack_levels(model)
         devices = {parameter.device for parameter in self._text.parameters()}
         if len(devices) > 1:
             raise UnsupportedModelError(f"the decoder lies on several devices: {sorted(map(str, devices))}")
@@ -63,9 +64,10 @@ class Run:
             self._handles.append(self._text.register_forward_pre_hook(self._begin, with_kwargs=True))
             for index, layer in enumerate(self._layers):
                 before = partial(self._before, index)
-                after = partial(self._after, index)
                 self._handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
-                self._handles.append(layer.register_forward_hook(after))
+                if index < self._deepstack or (index, "after") in self._stages:
+                    after = partial(self._after, index)
+                    self._handles.append(layer.register_forward_hook(after))
         return self
 
     def __exit__(
@@ -246,8 +248,9 @@ class _Prompt:
             if self.valid is not None:
                 mask = mask & self.valid
             features = features[ordinal.gather(1, self.index)[mask]]
-        hidden = hidden.clone()
-        hidden[mask] = hidden[mask] + features
+        if hidden.requires_grad:
+            hidden = hidden.clone()
+        hidden[mask] += features  # a layer's output is nobody else's
         return hidden
 
     @torch.no_grad()
@@ -257,7 +260,7 @@ class _Prompt:
         entering: (B, n, d) what enters the layer, for its attention; hidden: what is gathered.
         """
         start = time.perf_counter()
-        keys = _Lazy(lambda: project(layer, "k", entering, *self.rotary))
+        keys = _Lazy(lambda: all_keys(layer, entering, *self.rotary))
         stay = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
         if self.valid is not None:
             stay &= self.valid

@@ -85,6 +85,9 @@ class Family(Protocol):
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         """One RGB image, scaled down to at most `max_tokens` visual tokens."""
 
+    def count_tokens(self, processor: Any, size: tuple[int, int], max_tokens: int) -> int:
+        """How many visual tokens `preprocess` gives an image of this width and height."""
+
     def encode(self, model: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
         """Run the vision encoder over these images at once; with its last block's signals if asked."""
 
@@ -101,13 +104,24 @@ class QwenVL:
     markup = ("<|vision_start|>", "<|vision_end|>")
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
-        per_token = (processor.patch_size * processor.merge_size) ** 2
-        largest = min(processor.size["longest_edge"], max_tokens * per_token)
-        size = {"longest_edge": largest, "shortest_edge": min(processor.size["shortest_edge"], largest)}
+        least, most = self._pixels(processor, max_tokens)
+        size = {"longest_edge": most, "shortest_edge": least}
         batch = processor([image], size=size, return_tensors="pt")
         t, h, w = batch["image_grid_thw"][0].tolist()
         block = Block(WHOLE, h // processor.merge_size, w // processor.merge_size)
         return Pixels(batch["pixel_values"], (t, h, w), (block,))
+
+    def count_tokens(self, processor: Any, size: tuple[int, int], max_tokens: int) -> int:
+        least, most = self._pixels(processor, max_tokens)
+        width, height = size
+        limits = {"min_pixels": least, "max_pixels": most}
+        return processor.get_number_of_image_patches(height, width, limits) // processor.merge_size**2
+
+    def _pixels(self, processor: Any, max_tokens: int) -> tuple[int, int]:
+        """The fewest and the most pixels that an image is scaled to."""
+        per_token = (processor.patch_size * processor.merge_size) ** 2
+        most = min(processor.size["longest_edge"], max_tokens * per_token)
+        return min(processor.size["shortest_edge"], most), most
 
     def encode(self, model: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
         tower = base_model(model).visual
@@ -187,33 +201,39 @@ class InternVL:
     markup = ("<img>", "</img>")
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
+        options, blocks = self._tiles(processor, image.size, max_tokens)
+        batch = processor([image], return_tensors="pt", **options)
+        return Pixels(torch.as_tensor(batch["pixel_values"]), (len(blocks),), blocks)
+
+    def count_tokens(self, processor: Any, size: tuple[int, int], max_tokens: int) -> int:
+        return sum(block.rows * block.columns for block in self._tiles(processor, size, max_tokens)[1])
+
+    def _tiles(
+        self, processor: Any, size: tuple[int, int], max_tokens: int
+    ) -> tuple[dict[str, Any], tuple[Block, ...]]:
+        """The processor's options for an image of this width and height, and the tiles that they give."""
         from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
         side = processor.size["height"], processor.size["width"]
         tiles = max_tokens // self.tokens_per_tile
         edge = round(self.tokens_per_tile**0.5)
         if tiles < 3:  # two tiles and their thumbnail are the least that cropping gives
-            options = {}
+            options: dict[str, Any] = {"crop_to_patches": False}
             if not tiles:  # a smaller tile: the encoder interpolates its position embeddings
                 small = max(1, math.isqrt(max_tokens))
-                options = {"size": {"height": side[0] * small // edge, "width": side[1] * small // edge}}
+                options["size"] = {"height": side[0] * small // edge, "width": side[1] * small // edge}
                 edge = small
-            batch = processor([image], crop_to_patches=False, return_tensors="pt", **options)
-            boxes = [WHOLE]
-        else:
-            most = min(tiles - 1, processor.max_patches)
-            batch = processor([image], crop_to_patches=True, max_patches=most, return_tensors="pt")
-            columns, rows = get_optimal_tiled_canvas(
-                (image.height, image.width), side, processor.min_patches, most
-            )
-            boxes = [
-                (c / columns, r / rows, (c + 1) / columns, (r + 1) / rows)
-                for r in range(rows)
-                for c in range(columns)
-            ]
-            boxes += [WHOLE] if len(boxes) > 1 else []
+            return options, (Block(WHOLE, edge, edge),)
+        most = min(tiles - 1, processor.max_patches)
+        columns, rows = get_optimal_tiled_canvas(size[::-1], side, processor.min_patches, most)
+        boxes = [
+            (c / columns, r / rows, (c + 1) / columns, (r + 1) / rows)
+            for r in range(rows)
+            for c in range(columns)
+        ]
+        boxes += [WHOLE] if len(boxes) > 1 else []
         blocks = tuple(Block(box, edge, edge) for box in boxes)
-        return Pixels(torch.as_tensor(batch["pixel_values"]), (len(blocks),), blocks)
+        return {"crop_to_patches": True, "max_patches": most}, blocks
 
     def __init__(self, config: Any) -> None:
         self.tokens_per_tile: int = config.image_seq_length
@@ -323,6 +343,11 @@ def text_model(model: Any) -> Any:
         raise UnsupportedModelError(f"{type(model).__name__} is not a Hugging Face model")
     family_of(model.config)
     return base_model(model).language_model
+
+
+def deepstack_levels(model: Any) -> int:
+    """How many of the decoder's first layers get visual features added to their output."""
+    return len(getattr(model.config.vision_config, "deepstack_visual_indexes", None) or ())
 
 
 def decoder_shape(config: Any) -> DecoderShape:

@@ -12,7 +12,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from radical_rerank.backbones.families import Family, ImageFeatures, Pixels, decoder_shape, family_of
+from radical_rerank.backbones.families import (
+    Family,
+    ImageFeatures,
+    Pixels,
+    decoder_shape,
+    family_of,
+    text_model,
+)
+from radical_rerank.backbones.probe import last_row_only
 from radical_rerank.errors import InputError, LayoutError, RadicalError
 from radical_rerank.files import EMBEDDED, model_folder
 from radical_rerank.method import DecoderShape
@@ -87,7 +95,7 @@ class Backbone:
 
     def count_tokens(self, image: Image.Image, max_tokens: int) -> int:
         """How many visual tokens the image would have."""
-        return sum(block.rows * block.columns for block in self.preprocess(image, max_tokens).blocks)
+        return self.family.count_tokens(self.image_processor, image.size, max_tokens)
 
     @torch.inference_mode()
     def encode(self, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
@@ -110,22 +118,24 @@ class Backbone:
     @torch.inference_mode()
     def next_token_logits(self, inputs: dict[str, Any]) -> Tensor:
         """(B, vocabulary) logits of the token that follows each prompt, in float32."""
-        output = self.model(**inputs, logits_to_keep=1, use_cache=False)
+        with last_row_only(text_model(self.model).layers):
+            output = self.model(**inputs, logits_to_keep=1, use_cache=False)
         return output.logits[:, -1].float()
 
     @torch.inference_mode()
     def write(self, inputs: dict[str, Any], max_new_tokens: int) -> list[str]:
         """What the model writes after each prompt, greedily."""
-        output = self.model.generate(
-            **inputs,
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            # A checkpoint's sampling settings have no meaning for greedy decoding.
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            pad_token_id=self.tokenizer.pad_token_id or 0,
-        )
+        with last_row_only(text_model(self.model).layers):
+            output = self.model.generate(
+                **inputs,
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                # A checkpoint's sampling settings have no meaning for greedy decoding.
+                temperature=None,
+                top_p=None,
+                top_k=None,
+                pad_token_id=self.tokenizer.pad_token_id or 0,
+            )
         return self.tokenizer.batch_decode(
             output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
         )

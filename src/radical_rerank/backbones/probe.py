@@ -1,7 +1,9 @@
-"""The row probe: a few rows of one layer's attention, without the matrix they belong to."""
+"""A few rows of one layer: its attention without the matrix they belong to, or all of its work."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +31,22 @@ def project(layer: Any, which: str, hidden: Tensor, cos: Tensor, sin: Tensor) ->
     return rotate(states.transpose(-3, -2), cos, sin)
 
 
+def all_keys(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor, step: int = 512) -> Tensor:
+    """`project` "k" of all tokens, so many at a time: what it needs on the way is never there for all.
+
+    hidden: (B, n, d); cos, sin: (B or 1, n, hd) -> (B, KV, n, hd).
+    """
+    keys = None
+    for start in range(0, hidden.shape[1], step):
+        part = slice(start, start + step)
+        found = project(layer, "k", hidden[:, part], cos[:, part], sin[:, part])
+        if keys is None:
+            keys = found.new_empty(*found.shape[:2], hidden.shape[1], found.shape[-1])
+        keys[:, :, part] = found
+    assert keys is not None
+    return keys
+
+
 def row_attention(query: Tensor, key: Tensor, scaling: float, allowed: Tensor, columns: Tensor) -> Tensor:
     """Head-averaged attention of some rows, softmax over all keys, at some columns.
 
@@ -47,3 +65,41 @@ def row_attention(query: Tensor, key: Tensor, scaling: float, allowed: Tensor, c
         logits = logits.float().mul_(scaling).masked_fill_(~allowed[part], -torch.inf)
         result[part] = logits.softmax(dim=-1).mean(dim=0)[:, columns]
     return result
+
+
+@contextmanager
+def last_row_only(layers: Any) -> Iterator[None]:
+    """Inside, the last of a decoder's layers works for the prompt's last row alone: no other row is read.
+
+    Its keys and values are still made of all tokens. They go where the layer looks for the past: into the
+    cache, or one for this call where there is none. The model's output then has this one row. Enter it
+    inside a Pruner's context, so that it comes after the last stage. Where something reads the last layer's
+    output, such as a stage after it, all rows are made.
+    """
+
+    def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from transformers import DynamicCache
+
+        hidden = args[0] if args else kwargs.pop("hidden_states")
+        mask = kwargs.get("attention_mask")
+        unread = not layer._forward_hooks and (mask is None or isinstance(mask, Tensor))
+        if unread and hidden.shape[1] > 1:
+            cos, sin = kwargs["position_embeddings"]
+            earlier = hidden[:, :-1]
+            keys = all_keys(layer, earlier, cos[:, :-1], sin[:, :-1])
+            values = layer.self_attn.v_proj(layer.input_layernorm(earlier))
+            values = values.unflatten(-1, (-1, layer.self_attn.head_dim)).transpose(-3, -2)
+            if kwargs.get("past_key_values") is None:
+                kwargs["past_key_values"] = DynamicCache()
+            kwargs["past_key_values"].update(keys, values, layer.self_attn.layer_idx)
+            kwargs["position_embeddings"] = cos[:, -1:], sin[:, -1:]
+            if mask is not None and mask.ndim == 4:
+                kwargs["attention_mask"] = mask[:, :, -1:]
+            hidden = hidden[:, -1:]
+        return (hidden, *args[1:]), kwargs
+
+    handle = layers[-1].register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()

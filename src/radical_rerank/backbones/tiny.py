@@ -161,13 +161,14 @@ def write_tiny(folder: str | Path, family: str = "qwen3_vl", *, seed: int = 0, l
 
 
 def bench_model(width: int, layers: int, seed: int = 0) -> Any:
-    """A random Qwen3-VL whose decoder has the 4B's proportions at another width; its encoder is a token one.
+    """A random Qwen3-VL with the 4B's proportions at another width.
 
-    The 4B: width 2560, 32 heads and 8 key-value heads of 128, MLP 9728.
+    The 4B: width 2560, 32 heads and 8 key-value heads of 128, MLP 9728; 24 vision blocks of width 1024.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     groups = max(1, round(8 * width / 2560))
+    vision_heads = max(1, round(16 * width / 2560))
     config = Qwen3VLConfig(
         text_config={
             "vocab_size": 256,
@@ -177,7 +178,8 @@ def bench_model(width: int, layers: int, seed: int = 0) -> Any:
             "num_attention_heads": 4 * groups if width >= 2560 else 3 * groups,
             "num_key_value_heads": groups,
             "head_dim": 128,
-            "max_position_embeddings": 8192,
+            "max_position_embeddings": 16384,
+            "eos_token_id": _SPECIAL.index("<|im_end|>"),
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 5_000_000.0,
@@ -186,17 +188,25 @@ def bench_model(width: int, layers: int, seed: int = 0) -> Any:
             },
         },
         vision_config={
-            "depth": 3,
-            "hidden_size": 32,
-            "intermediate_size": 32,
-            "num_heads": 2,
+            "depth": 24,
+            "hidden_size": 64 * vision_heads,
+            "intermediate_size": 256 * vision_heads,
+            "num_heads": vision_heads,
             "out_hidden_size": width,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 1, 2],
+            "num_position_embeddings": 2304,
+            "deepstack_visual_indexes": [5, 11, 17],
         },
-        image_token_id=255,
+        image_token_id=_SPECIAL.index("<|image_pad|>"),
         tie_word_embeddings=True,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="sdpa").eval()
+
+
+def bench_processor() -> Any:
+    """The 4B's image processor: 16 pixels a patch, 2 × 2 patches a token."""
+    from transformers import Qwen2VLImageProcessorPil
+
+    size = {"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096}
+    return Qwen2VLImageProcessorPil(patch_size=16, merge_size=2, size=size)

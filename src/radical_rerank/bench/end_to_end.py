@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.bench.timing import Ratio, interleaved
+from radical_rerank.backbones.tiny import bench_model, bench_processor, tiny_tokenizer
+from radical_rerank.bench.timing import Ratio, Track, interleaved, phases
+from radical_rerank.errors import ScoringError
 from radical_rerank.reranking import Reranker
+from radical_rerank.reranking.report import PruningReport
 from radical_rerank.scenes.lists import make_list
+
+VARIANTS = ("dense_cold", "dense_warm", "pruned_cold", "pruned_warm")
 
 
 @dataclass(frozen=True)
 class EndToEnd:
-    """Median seconds per list, and what they are made of."""
+    """Median seconds per list by variant, and what they are made of.
+
+    speedup: dense without the cache over pruned with it
+    parts: of the pruned run with a warm cache; phases: of both warm runs, prefill and decode
+    """
 
     candidates: int
     scorer: str
-    dense_cold: float
-    dense_warm: float
-    pruned_cold: float
-    pruned_warm: float
-    warm_speedup: Ratio
-    """dense without the cache over pruned with it"""
+    seconds: dict[str, float]
+    speedup: Ratio
     parts: dict[str, float]
-    """of the pruned run with a warm cache"""
+    phases: dict[str, dict[str, float]]
+
+
+def paper_backbone(width: int) -> Backbone:
+    """A random model of the 4B's depth and proportions, and its name."""
+    model = bench_model(width, 36)
+    model.config._name_or_path = "Qwen/Qwen3-VL-4B-Instruct"  # its depth, so its trust profile fits
+    return Backbone(model, tiny_tokenizer(), bench_processor())
 
 
 def run_end_to_end(
@@ -38,52 +51,69 @@ def run_end_to_end(
     scorers: Sequence[str] = ("logits",),
     method: str = "radical",
     keep: float = 0.2,
+    size: tuple[int, int] | None = None,
     rounds: int = 5,
-    tell: Callable[[], None] = lambda: None,
+    track: Track = lambda items, label: items,
 ) -> list[EndToEnd]:
+    """size: width and height that the pictures are brought to; None: as they are."""
     results = []
     for scorer in scorers:
         for count in counts:
             item = make_list("test", 0, count)
-            query, images = item.descriptions[0].text(), item.images
+            query = item.descriptions[0].text()
+            images = [image.resize(size) for image in item.images] if size else item.images
             options: dict[str, Any] = {"scorer": scorer, "max_new_tokens": 2 * count}
             rerankers = {
-                "dense cold": Reranker(backbone, "dense", vision_cache_bytes=0, **options),
-                "dense warm": Reranker(backbone, "dense", **options),
-                "pruned cold": Reranker(backbone, method, keep=keep, vision_cache_bytes=0, **options),
-                "pruned warm": Reranker(backbone, method, keep=keep, **options),
+                "dense_cold": Reranker(backbone, "dense", vision_cache_bytes=0, **options),
+                "dense_warm": Reranker(backbone, "dense", **options),
+                "pruned_cold": Reranker(backbone, method, keep=keep, vision_cache_bytes=0, **options),
+                "pruned_warm": Reranker(backbone, method, keep=keep, **options),
             }
             parts: dict[str, list[float]] = {}
+            spent: dict[str, dict[str, list[float]]] = {"dense_warm": {}, "pruned_warm": {}}
 
             def ranked(
-                name: str, reranker: Reranker, q: str = query, i: Any = images, p: Any = parts
+                name: str,
+                reranker: Reranker,
+                q: str = query,
+                i: Any = images,
+                p: Any = parts,
+                s: Any = spent,
             ) -> None:
-                for report in reranker.rank(q, i).reports:
-                    if name == "pruned warm":
-                        for part, seconds in report.seconds.items():
-                            p.setdefault(part, []).append(seconds)
+                reports: Sequence[PruningReport] = ()
+                # Random weights write no order; the time that it takes is spent all the same.
+                with phases(backbone.model) as phase, suppress(ScoringError):
+                    reports = reranker.rank(q, i).reports
+                for kind, seconds in phase.items():
+                    s.get(name, {}).setdefault(kind, []).append(sum(seconds))
+                if name == "pruned_warm":
+                    for part in reports[0].seconds if reports else ():
+                        p.setdefault(part, []).append(sum(report.seconds[part] for report in reports))
 
             variants = {
                 name: (lambda n=name, r=reranker: ranked(n, r)) for name, reranker in rerankers.items()
             }
-            times = interleaved(variants, rounds, tell=tell)
+            times = interleaved(variants, rounds, track=track, label=f"N = {count}, {scorer}")
             results.append(
                 EndToEnd(
                     count,
                     scorer,
-                    times.median("dense cold"),
-                    times.median("dense warm"),
-                    times.median("pruned cold"),
-                    times.median("pruned warm"),
-                    times.ratio("dense cold", "pruned warm"),
-                    {part: float(np.median(values)) for part, values in parts.items()},
+                    {name: times.median(name) for name in VARIANTS},
+                    times.ratio("dense_cold", "pruned_warm"),
+                    _medians(parts),
+                    {name: _medians(kinds) for name, kinds in spent.items()},
                 )
             )
     return results
 
 
-def growth(results: Sequence[EndToEnd], field: str) -> float:
+def _medians(values: dict[str, list[float]]) -> dict[str, float]:
+    """Without the first round, which fills the cache."""
+    return {name: float(np.median(found[1:])) for name, found in values.items()}
+
+
+def growth(results: Sequence[EndToEnd], variant: str) -> float:
     """The exponent b of time = a · N^b, fitted in logarithms."""
     x = [math.log(result.candidates) for result in results]
-    y = [math.log(getattr(result, field)) for result in results]
+    y = [math.log(result.seconds[variant]) for result in results]
     return float(np.polyfit(x, y, 1)[0])

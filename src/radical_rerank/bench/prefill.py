@@ -14,10 +14,11 @@ import torch
 
 from radical_rerank.backbones import ImageFeatures, layout_of
 from radical_rerank.backbones.families import Block, decoder_shape, family_of
+from radical_rerank.backbones.probe import last_row_only
 from radical_rerank.backbones.tiny import bench_model
 from radical_rerank.bench.memory import PeakMemory
-from radical_rerank.bench.timing import Ratio, Times, interleaved
-from radical_rerank.method import macs, tokens_per_layer
+from radical_rerank.bench.timing import Ratio, Track, interleaved
+from radical_rerank.method import macs
 from radical_rerank.pruning import Layout, Profile, Pruner, VisionSignals, build
 
 
@@ -41,7 +42,12 @@ SHAPES: dict[str, Callable[[int], Shape]] = {
 
 @dataclass(frozen=True)
 class MethodResult:
-    """One method: seconds (median), speed-up over Dense, what the arithmetic predicts, efficiency."""
+    """One method at one budget. Times are of the whole decoder; ratios are medians over rounds.
+
+    speedup: stock model / method; predicted: what the arithmetic saved would give
+    efficiency: the schedule's bare layers / method
+    over_random: method / Random at the same schedule, for RaDiCal
+    """
 
     method: str
     keep: float
@@ -49,25 +55,42 @@ class MethodResult:
     speedup: Ratio
     predicted: float
     efficiency: Ratio
+    over_random: Ratio | None
     visual_tokens_left: int
 
 
 @dataclass(frozen=True)
+class StageMemory:
+    """Peak extra memory of one stage, and what eager attention of its layer would hold, in bytes."""
+
+    layer: int
+    tokens: int
+    peak: int
+    eager: int
+
+
+@dataclass(frozen=True)
 class PrefillResult:
+    """hooks: the stock model with our hooks, keep = 1, over the stock model alone
+    one_row: the first method with the last layer run for one row only, as the Reranker does, over without
+    """
+
     shape: Shape
     device: str
     threads: int
     dense_seconds: float
     hooks: Ratio
-    """Dense with our hooks (keep = 1) over the stock model"""
-    over_random: Ratio | None
-    """RaDiCal over Random at the same schedule, time"""
-    stage_memory: float
-    """extra peak memory of a stage over eager full attention of its layer"""
+    one_row: Ratio
     methods: list[MethodResult]
+    stages: list[StageMemory]
+
+    @property
+    def memory(self) -> float:
+        """The stages' peak over that of eager attention at the same layers."""
+        return max(stage.peak for stage in self.stages) / max(stage.eager for stage in self.stages)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "memory": self.memory}
 
 
 class Bench:
@@ -83,10 +106,10 @@ class Bench:
         image, size = self.model.config.image_token_id, shape.rows * shape.columns
         draw = torch.Generator().manual_seed(0)
         head, tail = shape.text - 40 - 2 * shape.candidates, 40
-        ids = torch.randint(0, 100, (head,), generator=draw).tolist()
+        ids = torch.randint(10, 90, (head,), generator=draw).tolist()
         for number in range(shape.candidates):
             ids += [100 + number, *[image] * size, 99]
-        ids += torch.randint(0, 100, (tail,), generator=draw).tolist()
+        ids += torch.randint(10, 90, (tail,), generator=draw).tolist()
         hidden, dtype = shape.width, self.model.dtype
 
         def noise() -> torch.Tensor:
@@ -125,9 +148,7 @@ class Bench:
         """n_l of a method, from a run."""
         with pruner.on(self.model, self.layout, [self.signals]) as run:
             self.forward()
-        text = self.layout.length - len(self.layout.positions)
-        places = [(r.layer, r.when, text + r.after) for r in run.records[0]]
-        return tokens_per_layer(self.layout.length, places, self.shape.layers)
+        return list(run.tokens_per_layer)
 
     def bare(self, counts: Sequence[int]) -> Callable[[], object]:
         """The layers alone on so many tokens each, and the norm and head of the last."""
@@ -148,16 +169,16 @@ class Bench:
 
         return run
 
-    def stage_memory(self, pruner: Pruner) -> float:
-        """Extra peak memory of the method's first stage over the eager attention of its layer."""
-        select = pruner.select
-        peak = 0
+    def stage_memory(self, pruner: Pruner) -> list[StageMemory]:
+        heads = self.model.config.text_config.num_attention_heads
+        text = self.layout.length - len(self.layout.positions)
+        select, found = pruner.select, []
 
         def metered(view: Any, count: int) -> Any:
-            nonlocal peak
             with PeakMemory() as meter:
                 kept = select(view, count)
-            peak = max(peak, meter.peak)
+            tokens = text + len(view.alive)
+            found.append(StageMemory(view.layer, tokens, meter.peak, 4 * heads * tokens**2))
             return kept
 
         pruner.select = metered  # type: ignore[method-assign]
@@ -165,9 +186,7 @@ class Bench:
             self.pruned(pruner)()
         finally:
             del pruner.select
-        heads = self.model.config.text_config.num_attention_heads
-        full = heads * self.layout.length**2 * 4
-        return peak / full
+        return found
 
 
 def run_prefill(
@@ -175,7 +194,7 @@ def run_prefill(
     methods: Sequence[tuple[str, float]],
     *,
     rounds: int = 5,
-    tell: Callable[[], None] = lambda: None,
+    track: Track = lambda items, label: items,
     device: str | None = None,
 ) -> PrefillResult:
     """methods: (name, keep) pairs."""
@@ -186,56 +205,58 @@ def run_prefill(
     def made(name: str, keep: float) -> Pruner:
         options: dict[str, Any] = {}
         if name in ("radical", "random"):
-            options = (
-                {"calibration": profile}
-                if shape.layers == 36
-                else {"schedule": _spread(shape.layers), "alpha": 0.5}
-            )
+            known = profile is not None and shape.layers == len(profile.layers)
+            spread = {"schedule": _spread(shape.layers), "alpha": 0.5}
+            options = {"calibration": profile} if known else spread
             options |= {"alpha": 1.0} if name == "random" else {}
         return build(name, keep=keep, **options)
 
-    pruners = {f"{name} {keep:.0%}": made(name, keep) for name, keep in methods}
+    pruners = {(name, keep): made(name, keep) for name, keep in methods}
+    labels = {pair: f"{pair[0]} {pair[1]:.0%}" for pair in pruners}
+    first = next(iter(pruners))
+
+    def one_row() -> None:
+        pruned = pruners[first].on(bench.model, bench.layout, [bench.signals])
+        with pruned, last_row_only(bench.decoder.layers):
+            bench.forward()
+
     variants: dict[str, Callable[[], object]] = {
         "stock": bench.forward,
-        "dense": bench.pruned(made("radical", 1.0)),
+        "hooks": bench.pruned(made("radical", 1.0)),
+        "one row": one_row,
     }
-    counts = {name: bench.counts(pruner) for name, pruner in pruners.items()}
-    for name, pruner in pruners.items():
-        variants[name] = bench.pruned(pruner)
-        variants[f"{name}, bare"] = bench.bare(counts[name])
-    times = interleaved(variants, rounds, tell=tell)
+    counts = {pair: bench.counts(pruner) for pair, pruner in pruners.items()}
+    for pair, pruner in pruners.items():
+        variants[labels[pair]] = bench.pruned(pruner)
+        variants[f"{labels[pair]}, bare"] = bench.bare(counts[pair])
+    times = interleaved(variants, rounds, track=track, label="prefill")
     whole = macs([bench.layout.length] * shape.layers, cost)
     text = bench.layout.length - len(bench.layout.positions)
-    results = [
-        MethodResult(
-            method=name,
-            keep=pruners[name].keep,
-            seconds=times.median(name),
-            speedup=times.ratio("stock", name),
-            predicted=whole / macs(counts[name], cost),
-            efficiency=times.ratio(f"{name}, bare", name),
-            visual_tokens_left=counts[name][-1] - text,
+    results = []
+    for (name, keep), label in labels.items():
+        rival = labels.get(("random", keep)) if name == "radical" else None
+        results.append(
+            MethodResult(
+                method=name,
+                keep=keep,
+                seconds=times.median(label),
+                speedup=times.ratio("stock", label),
+                predicted=whole / macs(counts[name, keep], cost),
+                efficiency=times.ratio(f"{label}, bare", label),
+                over_random=times.ratio(label, rival) if rival else None,
+                visual_tokens_left=counts[name, keep][-1] - text,
+            )
         )
-        for name in pruners
-    ]
     return PrefillResult(
         shape=shape,
         device=bench.device,
         threads=torch.get_num_threads(),
         dense_seconds=times.median("stock"),
-        hooks=times.ratio("dense", "stock"),
-        over_random=_over_random(times, pruners),
-        stage_memory=bench.stage_memory(made("radical", 0.2)),
+        hooks=times.ratio("hooks", "stock"),
+        one_row=times.ratio("one row", labels[first]),
         methods=results,
+        stages=bench.stage_memory(made("radical", 0.2)),
     )
-
-
-def _over_random(times: Times, pruners: dict[str, Pruner]) -> Ratio | None:
-    for name in pruners:
-        rival = name.replace("radical", "random")
-        if name.startswith("radical") and rival in pruners:
-            return times.ratio(name, rival)
-    return None
 
 
 def _spread(layers: int) -> list[int]:

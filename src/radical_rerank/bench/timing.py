@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from radical_rerank.backbones.families import text_model
+
+Track = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -42,19 +48,48 @@ def interleaved(
     variants: Mapping[str, Callable[[], object]],
     rounds: int,
     *,
-    tell: Callable[[], None] = lambda: None,
+    track: Track = lambda items, label: items,
+    label: str = "timing",
 ) -> Times:
     """Each round runs every variant once, in an order that turns; the first round is not counted."""
     names = list(variants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds + 1):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            start = time.perf_counter()
-            variants[name]()
-            if torch.accelerator.is_available():
-                torch.accelerator.synchronize()
-            if number:
-                seconds[name].append(time.perf_counter() - start)
-            tell()
+    turns = [
+        (number, names[(number + i) % len(names)]) for number in range(rounds + 1) for i in range(len(names))
+    ]
+    for number, name in track(turns, label):
+        start = time.perf_counter()
+        variants[name]()
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        if number:
+            seconds[name].append(time.perf_counter() - start)
     return Times(seconds)
+
+
+@contextmanager
+def phases(model: Any) -> Iterator[dict[str, list[float]]]:
+    """Seconds of the decoder's calls inside: "prefill" of whole prompts, "decode" of single tokens."""
+    spent: dict[str, list[float]] = {"prefill": [], "decode": []}
+    started = 0.0
+
+    def begin(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        nonlocal started
+        started = time.perf_counter()
+
+    def end(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        kind = "prefill" if kwargs["inputs_embeds"].shape[1] > 1 else "decode"
+        spent[kind].append(time.perf_counter() - started)
+
+    decoder = text_model(model)
+    handles = [
+        decoder.register_forward_pre_hook(begin, with_kwargs=True, prepend=True),
+        decoder.register_forward_hook(end, with_kwargs=True),
+    ]
+    try:
+        yield spent
+    finally:
+        for handle in handles:
+            handle.remove()

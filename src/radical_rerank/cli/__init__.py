@@ -23,6 +23,9 @@ app.add_typer(scenes.app, name="scenes")
 app.add_typer(bench.app, name="bench")
 
 
+SEVERAL = ("--keep", "--seeds", "--methods", "--counts", "--scorers")
+
+
 def spread(arguments: list[str]) -> list[str]:
     """`--keep 0.2 0.1` as `--keep 0.2 --keep 0.1`: options of several values take them in a row."""
     if not arguments or arguments[0] not in ("eval", "experiment", "bench"):
@@ -31,7 +34,7 @@ def spread(arguments: list[str]) -> list[str]:
     option = ""
     for argument in arguments:
         if argument.startswith("--"):
-            option = argument if argument in ("--keep", "--seeds", "--methods") else ""
+            option = argument if argument in SEVERAL else ""
         elif option and result[-1] != option:
             result.append(option)
         result.append(argument)

@@ -39,44 +39,40 @@ def prefill(
     if shape not in SHAPES:
         raise InputError(f"unknown shape {shape!r}; there are: {', '.join(SHAPES)}")
     wanted = [(name, budget) for budget in keeps for name in names]
-    ticks = iter(progress(range((rounds + 1) * (2 + 2 * len(wanted))), "prefill"))
-    result = run_prefill(SHAPES[shape](width), wanted, rounds=rounds, tell=lambda: next(ticks, None) and None)
-    for _ in ticks:
-        pass
+    result = run_prefill(SHAPES[shape](width), wanted, rounds=rounds, track=progress)
     if as_json:
         print_json(result.to_dict())
         return
     lines = [
         (
-            found.method,
-            f"{found.seconds:.3f}",
+            f"{found.method} {found.keep:.0%}",
+            f"{found.seconds:.2f}",
             str(found.speedup),
             f"{found.predicted:.3f}",
             f"{found.speedup.median / found.predicted:.3f}",
             str(found.efficiency),
+            "" if found.over_random is None else str(found.over_random),
             str(found.visual_tokens_left),
         )
         for found in result.methods
     ]
-    heads = (
-        "method",
-        "s",
-        "speed-up",
-        "predicted",
-        "speed-up / predicted",
-        "efficiency",
-        "visual tokens left",
-    )
+    heads = ["method", "s", "speed-up", "predicted", "speed-up / predicted", "efficiency"]
+    heads += ["over Random", "tokens left"]
     print_table(heads, lines, f"prefill, {asdict(result.shape)}, {result.device}, {result.threads} threads")
-    say(f"dense: {result.dense_seconds:.3f} s; with our hooks, keep = 1: {result.hooks} of the stock model")
-    if result.over_random is not None:
-        say(f"RaDiCal over Random at the same schedule: {result.over_random}")
-    say(f"extra peak memory of a stage / eager attention of its layer: {result.stage_memory:.3f}")
+    say(f"dense: {result.dense_seconds:.2f} s; with our hooks, keep = 1: {result.hooks} of the stock model")
+    say(f"the last layer for one row only: {result.one_row} of the first method's time")
+    stages = ", ".join(f"layer {s.layer} ({s.tokens} tokens) {s.peak / s.eager:.3f}" for s in result.stages)
+    say(f"extra peak memory of the stages / eager attention: {result.memory:.3f}; stage by stage: {stages}")
 
 
 @app.command("end-to-end")
 def end_to_end(
     model: Model = EMBEDDED,
+    shape: Annotated[
+        str | None, typer.Option(help="paper: a random model of 36 layers, pictures of 180 tokens.")
+    ] = None,
+    width: Annotated[int, typer.Option(min=128, help="Its hidden size; the 4B has 2560.")] = 512,
+    counts: Annotated[list[int] | None, typer.Option(help="Candidates per list: --counts 5 10.")] = None,
     keep: Annotated[float, typer.Option(help="The budget.")] = 0.2,
     scorers: Annotated[list[str] | None, typer.Option(help="logits, generate.")] = None,
     rounds: Rounds = 5,
@@ -84,15 +80,24 @@ def end_to_end(
 ) -> None:
     """Images in, ranking out: cold and warm vision cache, both scorers, N = 5, 10, 20, 50."""
     from radical_rerank.backbones import Backbone
-    from radical_rerank.bench.end_to_end import growth, run_end_to_end
+    from radical_rerank.bench.end_to_end import VARIANTS, growth, paper_backbone, run_end_to_end
 
-    backbone = Backbone.from_pretrained(model)
-    results = run_end_to_end(backbone, scorers=scorers or ["logits", "generate"], keep=keep, rounds=rounds)
-    fields = ("dense_cold", "dense_warm", "pruned_cold", "pruned_warm")
+    if shape not in (None, "paper"):
+        raise InputError(f"unknown shape {shape!r}; there is: paper")
+    results = run_end_to_end(
+        paper_backbone(width) if shape else Backbone.from_pretrained(model),
+        counts=counts or (5, 10, 20, 50),
+        scorers=scorers or ["logits", "generate"],
+        keep=keep,
+        size=(480, 384) if shape else None,
+        rounds=rounds,
+        track=progress,
+    )
     exponents: dict[str, Any] = {}
     for scorer in dict.fromkeys(result.scorer for result in results):
         mine = [result for result in results if result.scorer == scorer]
-        exponents[scorer] = {field: growth(mine, field) for field in fields}
+        if len(mine) > 1:
+            exponents[scorer] = {variant: growth(mine, variant) for variant in VARIANTS}
     if as_json:
         print_json({"results": [asdict(result) for result in results], "exponents": exponents})
         return
@@ -100,15 +105,16 @@ def end_to_end(
         (
             result.scorer,
             str(result.candidates),
-            *(f"{getattr(result, field):.3f}" for field in fields),
-            str(result.warm_speedup),
-            "  ".join(f"{part} {seconds:.3f}" for part, seconds in result.parts.items()),
+            *(f"{result.seconds[variant]:.3f}" for variant in VARIANTS),
+            str(result.speedup),
+            " ".join(f"{kind} {seconds:.3f}" for kind, seconds in result.phases["dense_warm"].items()),
+            " ".join(f"{kind} {seconds:.3f}" for kind, seconds in result.phases["pruned_warm"].items()),
         )
         for result in results
     ]
-    heads = ["scorer", "N", "dense cold", "dense warm", "pruned cold", "pruned warm"]
-    heads += ["dense cold / pruned warm", "parts of pruned warm"]
-    print_table(heads, lines, f"seconds per list, {model}, {keep:.0%} kept")
+    heads = ["scorer", "N", *(variant.replace("_", " ") for variant in VARIANTS)]
+    heads += ["dense cold / pruned warm", "dense decoder", "pruned decoder"]
+    print_table(heads, lines, f"seconds per list, {shape or model}, {keep:.0%} kept")
     for scorer, found in exponents.items():
         say(f"{scorer}: time grows as N to the " + ", ".join(f"{v:.2f} ({k})" for k, v in found.items()))
 

@@ -19,9 +19,7 @@ def candidate_uniqueness(tokens: Tensor) -> Tensor:
 
     tokens: (V, d) -> (V,) in [0, 2]. Costs O(Vd).
     """
-    unit = normalize(tokens.float(), dim=-1)
-    prototype = normalize(tokens.float().mean(dim=0), dim=0)
-    return 1 - unit @ prototype
+    return 1 - _cosines(tokens, tokens.float().mean(dim=0))
 
 
 def exact_uniqueness(tokens: Tensor, candidate_of: Tensor) -> Tensor:
@@ -48,8 +46,14 @@ def query_relevance(tokens: Tensor, query: Tensor) -> Tensor:
 
     tokens: (V, d), query: (d,) -> (V,) in [0, 1].
     """
-    cosine = normalize(tokens.float(), dim=-1) @ normalize(query.float(), dim=0)
-    return cosine.clamp(min=0)
+    return _cosines(tokens, query).clamp(min=0)
+
+
+def _cosines(tokens: Tensor, direction: Tensor) -> Tensor:
+    """(V, d), (d,) -> (V,); the lengths are divided out last, so no second (V, d) is made."""
+    tokens = tokens.float()
+    along = tokens @ normalize(direction.float(), dim=0)
+    return along / torch.linalg.vector_norm(tokens, dim=-1).clamp(min=1e-12)
 
 
 def discriminative_importance(

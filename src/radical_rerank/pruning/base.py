@@ -199,6 +199,8 @@ class PruningRun(Protocol):
     """per list, its stages in order"""
     seconds: dict[str, float]
     """time spent inside the method: "prior" (once per list) and "selection" (every stage)"""
+    tokens_per_layer: list[int]
+    """n_l: the longest list's tokens in each layer"""
 
 
 Engine = Callable[..., AbstractContextManager[PruningRun]]

@@ -7,6 +7,9 @@ import binascii
 import io
 import os
 import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +24,56 @@ Document = Any
 MAX_PIXELS = 64_000_000
 
 
+THREADS = min(8, os.cpu_count() or 1)
+
+
 def load_image(document: Document, *, name: str = "image", max_pixels: int = MAX_PIXELS) -> Image.Image:
     """An upright RGB copy of the document. Animations show their first frame, transparency is white."""
-    if isinstance(document, (str, os.PathLike)) and not _is_data_uri(document):
-        name = f"{name} ({os.fspath(document)})"
+    (image,) = load_images([document], names=[name], max_pixels=max_pixels)
+    if isinstance(image, InputError):
+        raise image
+    return image
+
+
+def load_images(
+    documents: Sequence[Document], *, names: Sequence[str], max_pixels: int = MAX_PIXELS
+) -> list[Image.Image | InputError]:
+    """The same of many, decoded in parallel; where one cannot be read, the error that says so."""
+    opened: list[tuple[str, Any]] = []
+    for document, name in zip(documents, names, strict=True):
+        if isinstance(document, (str, os.PathLike)) and not _is_data_uri(document):
+            name = f"{name} ({os.fspath(document)})"
+        opened.append((name, _attempt(name, partial(_open_checked, document, name, max_pixels))))
+    # An image object may be there twice, and decodes itself in place: each goes to one thread.
+    distinct = {id(image): (name, image) for name, image in opened}
+
+    def decoded(pair: tuple[str, Any]) -> Image.Image | InputError:
+        name, image = pair
+        if isinstance(image, InputError):
+            return image
+        return _attempt(name, lambda: _to_rgb(_upright(image)))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        results = dict(zip(distinct, pool.map(decoded, distinct.values()), strict=True))
+    return [results[id(image)] for _, image in opened]
+
+
+def _attempt(name: str, work: Callable[[], Any]) -> Any:
     try:
-        image = _open(document, name)
-        if image.width * image.height > max_pixels:
-            raise InputError(
-                f"{name} has {image.width} x {image.height} pixels, more than the limit of {max_pixels}"
-            )
-        return _to_rgb(_upright(image))
-    except InputError:
-        raise
+        return work()
+    except InputError as error:
+        return error
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise InputError(f"{name} cannot be read as an image: {error}") from error
+        return InputError(f"{name} cannot be read as an image: {error}")
+
+
+def _open_checked(document: Document, name: str, max_pixels: int) -> Image.Image:
+    image = _open(document, name)
+    if image.width * image.height > max_pixels:
+        raise InputError(
+            f"{name} has {image.width} x {image.height} pixels, more than the limit of {max_pixels}"
+        )
+    return image
 
 
 def _is_data_uri(document: Any) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +23,7 @@ from radical_rerank.files import EMBEDDED
 from radical_rerank.pruning import Look, Profile, Pruner, RaDiCal, VisionSignals, build
 from radical_rerank.reranking.cache import VisionCache, content_key
 from radical_rerank.reranking.calibration import profile_of
-from radical_rerank.reranking.images import MAX_PIXELS, Document, load_image
+from radical_rerank.reranking.images import MAX_PIXELS, THREADS, Document, load_image, load_images
 from radical_rerank.reranking.prompt import (
     IDENTIFIERS,
     Prompt,
@@ -41,6 +42,8 @@ from radical_rerank.reranking.windows import rank_in_windows
 from radical_rerank.scenes.drawing import is_scene_size
 
 OnError = Literal["raise", "skip"]
+ENCODED_TOGETHER = 8
+"""images per call of the encoder; the next ones are preprocessed meanwhile"""
 
 
 @dataclass(frozen=True)
@@ -288,14 +291,15 @@ class Reranker:
         images: list[Image.Image] = []
         numbers: list[int] = []
         skipped: list[Skipped] = []
-        for number, document in enumerate(documents):
-            try:
-                images.append(load_image(document, name=f"document {number}", max_pixels=self.max_pixels))
+        names = [f"document {number}" for number in range(len(documents))]
+        for number, found in enumerate(load_images(documents, names=names, max_pixels=self.max_pixels)):
+            if not isinstance(found, InputError):
+                images.append(found)
                 numbers.append(number)
-            except InputError as error:
-                if on_error == "raise":
-                    raise
-                skipped.append(Skipped(number, str(error)))
+            elif on_error == "raise":
+                raise found
+            else:
+                skipped.append(Skipped(number, str(found)))
         work = _List(query.text.strip(), reference, images, numbers)
         self._warn_of_other_worlds(work)
         return work, tuple(skipped)
@@ -452,11 +456,16 @@ class Reranker:
                         new[key] = image
                     else:
                         found[key] = cached
-            pixels = [self.backbone.preprocess(image, most) for image, most in new.values()]
-        with clock("vision"):
-            for key, feature in zip(new, self.backbone.encode(pixels, signals), strict=True):
-                found[key] = feature
-                self.vision_cache.put(key, feature)
+        with ThreadPoolExecutor(THREADS) as pool:
+            pixels = pool.map(lambda pair: self.backbone.preprocess(*pair), new.values())
+            remaining = iter(new)
+            while keys := list(islice(remaining, ENCODED_TOGETHER)):
+                with clock("preprocess"):
+                    batch = list(islice(pixels, len(keys)))
+                with clock("vision"):
+                    for key, feature in zip(keys, self.backbone.encode(batch, signals), strict=True):
+                        found[key] = feature
+                        self.vision_cache.put(key, feature)
         return [[found[key] for key in keys] for keys in wanted]
 
     def _report(
@@ -506,7 +515,7 @@ class _Clock:
     """Seconds by part, shared equally by the lists of a batch."""
 
     def __init__(self, lists: int) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {"preprocess": 0.0, "vision": 0.0}
         self._lists = lists
 
     @contextmanager

@@ -1,0 +1,130 @@
+"""The benchmarks: that they measure what they say. Figures themselves are not tests."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from radical_rerank.backbones import Backbone
+from radical_rerank.bench.end_to_end import EndToEnd, growth, paper_backbone, run_end_to_end
+from radical_rerank.bench.prefill import SHAPES, Bench, run_prefill
+from radical_rerank.bench.throughput import run_throughput
+from radical_rerank.bench.timing import Ratio, Times, interleaved, phases
+from radical_rerank.errors import ScoringError
+from radical_rerank.method import keep_count
+from radical_rerank.pruning import build
+from radical_rerank.reranking import Reranker
+from tests.cases import PROFILE, draw_list
+
+SMALL = replace(SHAPES["small"](128), layers=5, candidates=4, rows=4, columns=5, text=60)
+
+
+def test_rounds_are_interleaved_and_the_first_does_not_count() -> None:
+    ran: list[str] = []
+    variants = {name: (lambda n=name: ran.append(n)) for name in "abc"}
+    seen: list[str] = []
+
+    def track(items, label):
+        seen.append(label)
+        return items
+
+    times = interleaved(variants, 3, track=track, label="here")
+    assert "".join(ran) == "abcbcacababc"
+    assert seen == ["here"]
+    assert all(len(values) == 3 for values in times.seconds.values())
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    times = Times({"a": [1.0, 10.0, 3.0], "b": [2.0, 20.0, 3.0]})
+    assert times.ratio("a", "b").median == 0.5
+    assert times.median("a") == 3.0
+    assert Times({"a": [1.0], "b": [4.0]}).ratio("a", "b") == Ratio(0.25, 0.25, 0.25)
+
+
+def test_the_prompt_has_the_shape_it_says() -> None:
+    shape = SHAPES["paper"](128)
+    bench = Bench(replace(shape, layers=4))
+    assert bench.layout.length == 3904
+    assert len(bench.layout.positions) == 3600
+    assert [len(candidate) for candidate in bench.layout.candidates] == [180] * 20
+
+
+def test_prefill_counts_what_ran() -> None:
+    methods = [("radical", 0.25), ("random", 0.25), ("fastv", 0.5), ("visionzip", 0.5)]
+    result = run_prefill(SMALL, methods, rounds=1)
+    found = {m.method: m for m in result.methods}
+    assert found["radical"].visual_tokens_left == found["random"].visual_tokens_left
+    assert found["fastv"].visual_tokens_left == keep_count(0.5, 80)
+    assert found["radical"].over_random is not None
+    assert found["fastv"].over_random is None
+    for method in result.methods:
+        assert method.predicted > 1
+        assert min(method.seconds, method.speedup.median, method.efficiency.median) > 0
+    assert result.stages[0].tokens == 80 + 60
+    assert all(stage.peak > 0 for stage in result.stages)
+    assert result.stages[0].eager == 4 * 3 * 140**2
+    assert json.loads(json.dumps(result.to_dict()))["memory"] == result.memory
+
+
+def test_the_bare_layers_run_on_exactly_the_tokens_of_the_schedule() -> None:
+    bench = Bench(SMALL)
+    pruner = build("random", keep=0.25, schedule=(1, 3), alpha=1.0)
+    counts = bench.counts(pruner)
+    assert counts == [140, 100, 100, 80, 80]
+    seen: list[int] = []
+    handles = [
+        layer.register_forward_hook(lambda module, args, output: seen.append(output.shape[1]))
+        for layer in bench.decoder.layers
+    ]
+    bench.bare(counts)()
+    for handle in handles:
+        handle.remove()
+    assert seen == counts
+
+
+def test_phases_tell_prefill_from_decode(backbone: Backbone) -> None:
+    query, images = draw_list(1, 3)
+    reranker = Reranker(
+        backbone, "radical", keep=0.5, calibration=PROFILE, scorer="generate", max_new_tokens=4
+    )
+    with phases(backbone.model) as spent, suppress(ScoringError):
+        reranker.rank(query, images)
+    assert len(spent["prefill"]) == 1
+    assert 0 < len(spent["decode"]) <= 3
+
+
+def test_end_to_end_and_its_growth(backbone: Backbone) -> None:
+    results = run_end_to_end(
+        backbone, counts=(2, 4), scorers=("logits", "generate"), rounds=1, method="fastv"
+    )
+    assert [(r.scorer, r.candidates) for r in results] == [
+        ("logits", 2), ("logits", 4), ("generate", 2), ("generate", 4),
+    ]  # fmt: skip
+    for result in results:
+        assert min(result.seconds.values()) > 0
+        assert (result.phases["pruned_warm"]["decode"] > 0) == (result.scorer == "generate")
+        assert sum(result.parts.values()) <= result.seconds["pruned_warm"]
+        assert not result.parts or result.parts["vision"] == 0
+    square = [
+        EndToEnd(n, "logits", {"dense_cold": 3.0 * n**2}, Ratio(1, 1, 1), {}, {}) for n in (5, 10, 20, 50)
+    ]
+    assert growth(square, "dense_cold") == pytest.approx(2)
+
+
+def test_the_papers_shape_end_to_end() -> None:
+    backbone = paper_backbone(128)
+    (result,) = run_end_to_end(backbone, counts=(2,), size=(480, 384), rounds=1)
+    assert result.seconds["pruned_warm"] > 0
+    image = draw_list(1, 1)[1][0].resize((480, 384))
+    assert backbone.count_tokens(image, 384) == 180
+
+
+def test_throughput(backbone: Backbone) -> None:
+    results = run_throughput(
+        backbone, lists=2, candidates=3, batch_sizes=(1, 2), methods=(("fastv", 0.5),), rounds=1
+    )
+    assert [(r.method, r.batch_size) for r in results] == [("fastv 50%", 1), ("fastv 50%", 2)]
+    assert all(r.lists_per_second > 0 for r in results)
