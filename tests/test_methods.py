@@ -576,6 +576,32 @@ def test_dynres_gives_more_to_candidates_with_a_higher_mean(backbones: dict[str,
     assert sum(sizes) <= 0.3 * report.visual_tokens + 4
 
 
+@pytest.mark.parametrize("method", ["lowres", "dynres-qrel"])
+@pytest.mark.parametrize("keep", [0.1, 0.2, 0.5])
+def test_small_images_use_the_budget_as_far_as_whole_rows_allow(
+    backbone: Backbone, method: str, keep: float
+) -> None:
+    query, images = draw_list(7, 8)
+    images = [image.resize((48 + 16 * (i % 4), 80)) for i, image in enumerate(images)]
+    pruner = build(method, keep=keep)
+    reranker = Reranker(backbone, pruner)
+    report = reranker.rank(query, images).report
+    assert report is not None
+    budget = keep_count(keep, report.visual_tokens)
+    assert report.visual_tokens_left <= budget
+    if method == "lowres":  # every factor, one by one
+        sizes = [backbone.count_tokens(image, 384) for image in images]
+        limits = pruner.resize(sizes, lambda: pytest.fail("LowRes need not look"))
+        tried = [
+            sum(
+                backbone.count_tokens(image, int(limit * step / 100))
+                for image, limit in zip(images, limits, strict=True)
+            )
+            for step in range(100, 1000)
+        ]
+        assert report.visual_tokens_left >= max(total for total in tried if total <= budget)
+
+
 def slow_means(reranker: Reranker, query: str, features: list[ImageFeatures]) -> list[float]:
     tokenizer = reranker.backbone.tokenizer
     ids = tokenizer(" " + query, add_special_tokens=False)["input_ids"]

@@ -20,6 +20,7 @@ from PIL import Image
 from radical_rerank.backbones import Backbone, ImageFeatures
 from radical_rerank.errors import InputError, OutOfWorldWarning
 from radical_rerank.files import EMBEDDED
+from radical_rerank.method import keep_count
 from radical_rerank.pruning import Look, Profile, Pruner, RaDiCal, VisionSignals, build
 from radical_rerank.reranking.cache import VisionCache, content_key
 from radical_rerank.reranking.calibration import profile_of
@@ -419,8 +420,31 @@ class Reranker:
                 sizes = [self.backbone.count_tokens(image, self.max_image_tokens) for image in work.images]
             chosen = self.pruner.resize(sizes, partial(self._look, work, limit, clock))
             full.append(sum(sizes))
+            if chosen is not None:
+                with clock("preprocess"):
+                    chosen = self._grown(work.images, chosen, keep_count(self.pruner.keep, sum(sizes)))
             wanted.append(limit if chosen is None else chosen)
         return full, self._features(lists, wanted, clock)
+
+    def _grown(self, images: Sequence[Image.Image], limits: Sequence[int], budget: int) -> list[int]:
+        """The limits times the largest factor at which the tokens together stay within the budget.
+
+        An image has whole rows and columns of tokens, fewer than its limit: without this, small images would
+        leave a good part of the budget unused.
+        """
+
+        def at(factor: float) -> list[int]:
+            return [min(self.max_image_tokens, int(limit * factor)) for limit in limits]
+
+        def fits(chosen: Sequence[int]) -> bool:
+            pairs = zip(images, chosen, strict=True)
+            return sum(self.backbone.count_tokens(image, most) for image, most in pairs) <= budget
+
+        low, high = 1.0, float(self.max_image_tokens)
+        for _ in range(20):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if fits(at(middle)) else (low, middle)
+        return at(low)
 
     def _look(self, work: _List, limit: list[int], clock: _Clock) -> Look:
         """The candidates at full size, and the query as the decoder will read it."""
