@@ -63,10 +63,11 @@ class Records:
                 except ValueError as error:
                     raise InputError(f"{self.path}, line {number} is not a record: {error}") from None
 
-    def of(self, cells: Iterable[Cell], limit: int) -> Iterator[dict[str, Any]]:
-        """The records of these cells, of the first `limit` queries."""
-        wanted = {cell.key for cell in cells}
-        return (r for r in self if r["cell_key"] in wanted and int(r["task"]) < limit)
+    def of(self, cells: Iterable[Cell], limit: int) -> list[dict[str, Any]]:
+        """The records of these cells, cell by cell, of the first `limit` queries."""
+        place = {cell.key: number for number, cell in enumerate(cells)}
+        found = [r for r in self if r["cell_key"] in place and int(r["task"]) < limit]
+        return sorted(found, key=lambda r: place[r["cell_key"]])
 
     def has(self, cell: Cell, task: str) -> bool:
         return (cell.key, task) in self._done
