@@ -40,8 +40,9 @@ def test_rounds_are_interleaved_and_the_first_does_not_count() -> None:
 def test_ratios_are_of_the_same_round() -> None:
     times = Times({"a": [1.0, 10.0, 3.0], "b": [2.0, 20.0, 3.0]})
     assert times.ratio("a", "b").median == 0.5
+    assert times.ratio("b", "a").best == 2.0
     assert times.median("a") == 3.0
-    assert Times({"a": [1.0], "b": [4.0]}).ratio("a", "b") == Ratio(0.25, 0.25, 0.25)
+    assert Times({"a": [1.0], "b": [4.0]}).ratio("a", "b") == Ratio(0.25, 0.25, 0.25, 0.25)
 
 
 def test_the_prompt_has_the_shape_it_says() -> None:
@@ -109,7 +110,7 @@ def test_end_to_end_and_its_growth(backbone: Backbone) -> None:
         assert sum(result.parts.values()) <= result.seconds["pruned_warm"]
         assert not result.parts or result.parts["vision"] == 0
     square = [
-        EndToEnd(n, "logits", {"dense_cold": 3.0 * n**2}, Ratio(1, 1, 1), {}, {}) for n in (5, 10, 20, 50)
+        EndToEnd(n, "logits", {"dense_cold": 3.0 * n**2}, Ratio(1, 1, 1, 1), {}, {}) for n in (5, 10, 20, 50)
     ]
     assert growth(square, "dense_cold") == pytest.approx(2)
 

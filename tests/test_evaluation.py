@@ -571,4 +571,6 @@ def test_ray_gives_the_same_records(tmp_path: Path, tiny_folders: dict[str, Path
     ours, theirs = (sorted(without_time(r), key=key) for r in (spread, plain))
     assert [r["commit"] for r in ours].count("before") == 3
     for a, b in zip(ours, theirs, strict=True):
+        # One thread adds in another order than two.
+        assert a.pop("scores") == pytest.approx(b.pop("scores"), abs=5e-5)
         assert {**a, "commit": ""} == {**b, "commit": ""}

@@ -10,7 +10,7 @@ import radical_rerank
 ROOT = Path(radical_rerank.__file__).parent
 ROOMS = [
     "errors", "files", "scenes", "method", "pruning", "backbones", "reranking", "retrieval", "evaluation",
-    "diagnostics", "training", "report", "bench", "demo", "cli",
+    "diagnostics", "training", "report", "service", "integrations", "bench", "demo", "cli",
 ]  # fmt: skip
 
 

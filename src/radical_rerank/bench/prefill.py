@@ -83,6 +83,8 @@ class PrefillResult:
     one_row: Ratio
     methods: list[MethodResult]
     stages: list[StageMemory]
+    seconds: dict[str, list[float]]
+    """of every variant, round by round"""
 
     @property
     def memory(self) -> float:
@@ -256,6 +258,7 @@ def run_prefill(
         one_row=times.ratio("one row", labels[first]),
         methods=results,
         stages=bench.stage_memory(made("radical", 0.2)),
+        seconds=times.seconds,
     )
 
 

@@ -18,14 +18,15 @@ Track = Callable[[Iterable[Any], str], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median over rounds, with its quartiles."""
+    """A median over rounds with its quartiles; best: of the two best times, which noise moves least."""
 
     median: float
     low: float
     high: float
+    best: float
 
     def __str__(self) -> str:
-        return f"{self.median:.3f} ({self.low:.3f}–{self.high:.3f})"
+        return f"{self.median:.3f} ({self.low:.3f}–{self.high:.3f}), best {self.best:.3f}"
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,10 @@ class Times:
 
     def ratio(self, above: str, below: str) -> Ratio:
         """above / below, round by round."""
-        values = [a / b for a, b in zip(self.seconds[above], self.seconds[below], strict=True)]
+        one, other = self.seconds[above], self.seconds[below]
+        values = [a / b for a, b in zip(one, other, strict=True)]
         quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
-        return Ratio(statistics.median(values), quartiles[0], quartiles[2])
+        return Ratio(statistics.median(values), quartiles[0], quartiles[2], min(one) / min(other))
 
 
 def interleaved(

@@ -7,7 +7,7 @@ import warnings
 
 import typer
 
-from radical_rerank.cli import bench, evaluation, ranking, scenes
+from radical_rerank.cli import bench, evaluation, ranking, scenes, serve
 from radical_rerank.cli.common import say
 from radical_rerank.errors import RadicalError
 
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.add_typer(ranking.app)
 app.add_typer(evaluation.app)
+app.add_typer(serve.app)
 app.add_typer(scenes.app, name="scenes")
 app.add_typer(bench.app, name="bench")
 

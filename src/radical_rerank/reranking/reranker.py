@@ -356,7 +356,7 @@ class Reranker:
     def _score(self, lists: Sequence[_List]) -> list[_Scored]:
         if not lists:
             return []
-        self._calibrate_if_needed()
+        self.prepare()
         clock = _Clock(len(lists))
         limits = [[self.max_image_tokens] * len(work.images) for work in lists]
         full, features = self._resized(lists, limits, clock)
@@ -520,8 +520,8 @@ class Reranker:
         """The trust profile in use, where the method needs one."""
         return self.pruner.calibration if isinstance(self.pruner, RaDiCal) else None
 
-    def _calibrate_if_needed(self) -> None:
-        """Find the model's trust profile, or measure it now and keep it."""
+    def prepare(self) -> None:
+        """Find the model's trust profile where the method needs it, or measure it now and keep it."""
         if self._ready or not isinstance(self.pruner, RaDiCal) or not self.pruner.needs_profile:
             return
         if self.pruner.calibration is None:

@@ -1,0 +1,174 @@
+"""Where rankings come from: a model in this process, or replicas elsewhere (`on_ray`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import warnings
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from PIL import Image
+
+from radical_rerank.backbones import Backbone
+from radical_rerank.errors import OutOfWorldWarning
+from radical_rerank.pruning import build
+from radical_rerank.reranking import Query, Ranking, Reranker
+from radical_rerank.reranking.cache import VisionCache
+from radical_rerank.scenes.lists import make_list
+from radical_rerank.service.errors import ServiceError
+from radical_rerank.service.settings import Settings
+from radical_rerank.service.worker import Job, Worker
+
+Gone = Callable[[], Awaitable[bool]]
+"""whether the client has gone away"""
+
+
+class Backend(Protocol):
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def inside(self) -> int:
+        """requests running or waiting"""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """Finish what is inside, take nothing new."""
+
+    def admitted(self) -> AbstractContextManager[None]:
+        """A place for one request, or a ServiceError at once."""
+
+    async def rank(
+        self,
+        query: Query,
+        images: Sequence[Image.Image],
+        kind: tuple[str, float],
+        deadline: float,
+        gone: Gone,
+    ) -> Ranking:
+        """kind: method and keep; deadline: on the monotonic clock."""
+
+    async def profile(self) -> dict[str, Any] | None:
+        """H_norm, α and the chosen layers of the model, for the page."""
+
+
+class Rerankers:
+    """One model, one vision cache, a reranker per method and budget."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self.backbone = backbone
+        self._cache = VisionCache(1 << 30)
+        self._made: dict[tuple[str, float], Reranker] = {}
+
+    def __call__(self, method: str, keep: float) -> Reranker:
+        key = (method, max(0.001, round(keep, 3)))
+        if key not in self._made:
+            if len(self._made) > 64:  # budgets are the client's choice: do not collect them for ever
+                self._made.clear()
+            self._made[key] = Reranker(self.backbone, build(method, keep=key[1]), vision_cache=self._cache)
+        return self._made[key]
+
+
+class Local:
+    """The model in this process, with one thread that owns it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        load: Callable[[], Backbone] | None = None,
+        observe: Callable[[str, float], None] = lambda name, value: None,
+    ) -> None:
+        self.settings, self._load, self._observe = settings, load or self._from_settings, observe
+        self.worker: Worker | None = None
+
+    def _from_settings(self) -> Backbone:
+        own = self.settings
+        return Backbone.from_pretrained(own.model, device=own.device, dtype=own.dtype)
+
+    def start(self) -> None:
+        # The reranker's notes are for whoever calls it; Python would remember each client's for ever.
+        warnings.simplefilter("ignore", OutOfWorldWarning)
+        self.rerankers = Rerankers(self._load())
+        worker = Worker(
+            self.rerankers,
+            places=self.settings.queue,
+            patience=self.settings.patience,
+            max_batch=self.settings.max_batch,
+            observe=self._observe,
+        )
+        worker.seconds = warm_up(self.rerankers(self.settings.method, self.settings.keep))
+        worker.start()
+        self.worker = worker
+
+    def stop(self) -> None:
+        if self.worker is not None:
+            self.worker.stop(self.settings.deadline)
+
+    @property
+    def ready(self) -> bool:
+        return self.worker is not None and self.worker.alive
+
+    @property
+    def inside(self) -> int:
+        return 0 if self.worker is None else self.worker.inside
+
+    def admitted(self) -> AbstractContextManager[None]:
+        assert self.worker is not None
+        return self.worker.admitted()
+
+    async def rank(
+        self,
+        query: Query,
+        images: Sequence[Image.Image],
+        kind: tuple[str, float],
+        deadline: float,
+        gone: Gone,
+    ) -> Ranking:
+        assert self.worker is not None
+        loop = asyncio.get_running_loop()
+        job = Job(query, images, kind, deadline, loop, loop.create_future())
+        self.worker.submit(job)
+        try:
+            while True:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    job.future.cancel()
+                    raise ServiceError(504, "deadline", "the ranking took longer than the deadline")
+                done, _ = await asyncio.wait([job.future], timeout=min(left, 0.25))
+                if done:
+                    return job.future.result()
+                if await gone():
+                    job.future.cancel()
+                    raise ServiceError(499, "gone", "the client has gone")
+        finally:
+            self.worker.forget(job)
+
+    async def profile(self) -> dict[str, Any] | None:
+        reranker = self.rerankers("radical", self.settings.keep)
+        await asyncio.to_thread(reranker.prepare)
+        profile = reranker.calibration
+        if profile is None:
+            return None
+        return {
+            "layers": list(profile.layers),
+            "alpha": list(profile.alpha),
+            "h_norm": None if profile.h_norm is None else list(profile.h_norm),
+            "schedule": [stage.layer for stage in reranker.pruner.stages(reranker.backbone.shape.layers)],
+        }
+
+
+def warm_up(reranker: Reranker) -> float:
+    """Rank a generated list twice: finds or measures the trust profile, and tells the seconds per list."""
+    item = make_list("train", 0, 20)
+    seconds = 0.0
+    for _ in range(2):
+        reranker.vision_cache.clear()
+        start = time.monotonic()
+        reranker.rank(item.descriptions[0].text(), item.images)
+        seconds = time.monotonic() - start
+    reranker.vision_cache.clear()
+    return seconds

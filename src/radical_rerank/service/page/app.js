@@ -1,0 +1,207 @@
+const $ = id => document.getElementById(id);
+const make = (parent, tag, text, cls) => {
+  const node = parent.appendChild(document.createElement(tag));
+  if (text !== undefined) node.textContent = text;
+  if (cls) node.className = cls;
+  return node;
+};
+const state = { pictures: [], dense: null, pruned: null };
+
+function say(text, bad = false) {
+  $("status").textContent = text;
+  $("status").className = bad ? "error" : "";
+}
+async function call(path, body) {
+  const answer = await fetch(path, body && {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  const data = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(data.error ? data.error.message : `the service answers ${answer.status}`);
+  return data;
+}
+
+// Pictures.
+const read = file => new Promise((good, bad) => {
+  const reader = new FileReader();
+  reader.onload = () => good(reader.result);
+  reader.onerror = () => bad(new Error(`${file.name} cannot be read`));
+  reader.readAsDataURL(file);
+});
+async function add(uri, name) {
+  const image = new Image();
+  image.alt = name;
+  image.src = uri;
+  try { await image.decode(); } catch { throw new Error(`${name} is not a picture`); }
+  state.pictures.push({ uri, image, name });
+  $("pictures").append(image);
+}
+async function addFiles(files) {
+  for (const file of files) {
+    try { await add(await read(file), file.name); say(`${state.pictures.length} pictures`); }
+    catch (error) { say(error.message, true); }
+  }
+}
+function clear() {
+  state.pictures = [];
+  $("pictures").replaceChildren();
+  $("results").hidden = true;
+  say("");
+}
+const drop = $("drop");
+drop.addEventListener("click", () => $("files").click());
+drop.addEventListener("keydown", event => {
+  if (event.key === "Enter" || event.key === " ") { event.preventDefault(); $("files").click(); }
+});
+for (const [kind, over] of [["dragover", true], ["dragleave", false], ["drop", false]])
+  drop.addEventListener(kind, event => { event.preventDefault(); drop.classList.toggle("over", over); });
+drop.addEventListener("drop", event => addFiles(event.dataTransfer.files));
+$("files").addEventListener("change", event => addFiles(event.target.files));
+$("clear").addEventListener("click", clear);
+$("sample").addEventListener("click", async () => {
+  clear();
+  say("drawing a sample gallery …");
+  try {
+    const sample = await call(`/v1/sample?seed=${Math.floor(Math.random() * 1000)}`);
+    for (const [i, uri] of sample.images.entries()) await add(uri, `scene ${i + 1}`);
+    $("query").value = sample.query;
+    say(`${state.pictures.length} pictures; press Rank`);
+  } catch (error) { say(error.message, true); }
+});
+
+// Ranking.
+$("keep").addEventListener("input", () => { $("kept").textContent = `${$("keep").value}%`; });
+$("form").addEventListener("submit", async event => {
+  event.preventDefault();
+  if (state.pictures.length < 2) { say("add at least two pictures", true); return; }
+  $("rank").disabled = true;
+  say("ranking …");
+  try {
+    const body = { query: $("query").value, documents: state.pictures.map(p => ({ image: p.uri })),
+                   return_survivors: true };
+    const dense = await call("/v1/rerank", { ...body, method: "dense" });
+    const pruned = await call("/v1/rerank", { ...body, method: $("method").value, keep: $("keep").value / 100 });
+    Object.assign(state, { dense, pruned });
+    show();
+    say("");
+  } catch (error) { say(error.message, true); }
+  $("rank").disabled = false;
+});
+function show() {
+  const report = state.pruned.pruning.at(-1), whole = state.dense.pruning.at(-1);
+  // Encoding is shared through the cache: the decoder's time is what pruning changes.
+  const seconds = r => r.seconds.decoder + r.seconds.prior + r.seconds.selection;
+  $("pruned-name").textContent = `${report.method}, ${Math.round(100 * report.keep)}% kept`;
+  $("facts").replaceChildren();
+  for (const [value, name] of [
+    [`${report.visual_tokens} → ${report.visual_tokens_left}`, "visual tokens"],
+    [`${Math.round(100 * report.flops_saved)}%`, "FLOPs saved"],
+    [`${Math.round(100 * report.kv_saved)}%`, "KV cache saved"],
+    [`${Math.round(1000 * seconds(whole))} → ${Math.round(1000 * seconds(report))} ms`, "decoder, dense → pruned"]]) {
+    const box = make($("facts"), "div");
+    make(box, "b", value);
+    make(box, "span", name);
+  }
+  const stages = [{ label: "all tokens" }, ...report.stages.map(s => ({
+    label: `${s.when} layer ${s.layer}: ${s.before} → ${s.after}` + (s.alpha == null ? "" : `, α = ${s.alpha.toFixed(2)}`),
+    alive: s.survivors }))];
+  const slider = $("stage");
+  slider.max = stages.length - 1;
+  slider.value = slider.max;
+  const before = new Map(state.dense.results.map((r, place) => [r.index, place]));
+  grid($("dense"), state.dense.results, null);
+  const canvases = grid($("pruned"), state.pruned.results, before);
+  const draw = () => {
+    const stage = stages[slider.value];
+    $("stage-name").textContent = stage.label;
+    for (const [index, canvas] of canvases) {
+      const place = report.candidates.indexOf(index);
+      paint(canvas, state.pictures[index].image, report.blocks[place], place < 0 ? null : stage.alive?.[place]);
+    }
+  };
+  slider.oninput = draw;
+  draw();
+  $("results").hidden = false;
+}
+function grid(box, results, before) {
+  box.replaceChildren();
+  return results.map((result, place) => {
+    const figure = make(box, "figure");
+    const canvas = make(figure, "canvas");
+    canvas.setAttribute("role", "img");
+    canvas.setAttribute("aria-label", `rank ${place + 1}: ${state.pictures[result.index].name}`);
+    paint(canvas, state.pictures[result.index].image, [], null);
+    const caption = make(figure, "figcaption");
+    const moved = before ? before.get(result.index) - place : 0;
+    make(caption, "span", `${place + 1}` + (moved > 0 ? ` ▲${moved}` : moved < 0 ? ` ▼${-moved}` : ""),
+      moved > 0 ? "up" : moved < 0 ? "down" : "");
+    make(caption, "span", result.relevance_score.toFixed(3));
+    return [result.index, canvas];
+  });
+}
+// The whole picture grey and faint, then the parts whose tokens are alive as they are.
+function paint(canvas, image, blocks, alive) {
+  const scale = Math.min(1, 360 / Math.max(image.naturalWidth, image.naturalHeight)) * (image.naturalWidth < 180 ? 2 : 1);
+  canvas.width = Math.round(image.naturalWidth * scale);
+  canvas.height = Math.round(image.naturalHeight * scale);
+  const ctx = canvas.getContext("2d");
+  canvas.dataset.alive = alive ? alive.length : "all";
+  if (!alive) { ctx.drawImage(image, 0, 0, canvas.width, canvas.height); return; }
+  ctx.filter = "grayscale(1) contrast(0.35) brightness(1.45)";
+  ctx.drawImage(image, 0, 0, canvas.width, canvas.height);
+  ctx.filter = "none";
+  let first = 0;
+  for (const { box: [left, top, right, bottom], rows, columns } of blocks) {
+    for (const token of alive) {
+      const number = token - first;
+      if (number < 0 || number >= rows * columns) continue;
+      const w = (right - left) / columns, h = (bottom - top) / rows;
+      const x = left + (number % columns) * w, y = top + Math.floor(number / columns) * h;
+      ctx.drawImage(image, x * image.naturalWidth, y * image.naturalHeight, w * image.naturalWidth,
+        h * image.naturalHeight, x * canvas.width, y * canvas.height, w * canvas.width, h * canvas.height);
+    }
+    first += rows * columns;
+  }
+}
+
+// The layer profile.
+function plot(profile) {
+  const [w, h, pad] = [720, 220, 34], n = profile.layers.length;
+  const x = i => pad + (i / Math.max(1, n - 1)) * (w - 2 * pad), y = v => h - pad - v * (h - 2 * pad);
+  const ns = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(ns, "svg");
+  svg.setAttribute("viewBox", `0 0 ${w} ${h}`);
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", "H_norm and alpha of each layer; bars mark the layers that prune");
+  const add = (tag, attributes, text) => {
+    const node = svg.appendChild(document.createElementNS(ns, tag));
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    if (text !== undefined) node.textContent = text;
+  };
+  for (const value of [0, 0.5, 1]) {
+    add("line", { x1: pad, x2: w - pad, y1: y(value), y2: y(value), stroke: "#e5e7eb" });
+    add("text", { x: pad - 6, y: y(value) + 4, "font-size": 11, "text-anchor": "end" }, value);
+  }
+  for (const layer of profile.schedule)
+    add("rect", { x: x(profile.layers.indexOf(layer)) - 5, y: pad, width: 10, height: h - 2 * pad, fill: "#dbeafe" });
+  const line = (values, colour) => add("polyline", { fill: "none", stroke: colour, "stroke-width": 2,
+    points: values.map((v, i) => `${x(i)},${y(v)}`).join(" ") });
+  if (profile.h_norm) line(profile.h_norm, "#9ca3af");
+  line(profile.alpha, "#0b5fa5");
+  profile.layers.forEach((layer, i) => {
+    if (n <= 16 || layer % 4 === 0) add("text", { x: x(i), y: h - 12, "font-size": 11, "text-anchor": "middle" }, layer);
+  });
+  add("text", { x: pad, y: 18, "font-size": 12, fill: "#0b5fa5" }, "α (trust in the prior)");
+  add("text", { x: pad + 170, y: 18, "font-size": 12, fill: "#6b7280" }, "H_norm");
+  add("text", { x: pad + 250, y: 18, "font-size": 12, fill: "#60a5fa" }, "▮ layers that prune");
+  $("plot").replaceChildren(svg);
+  $("profile").hidden = false;
+}
+try {
+  const about = await call("/v1/about");
+  $("model").textContent = `Model: ${about.model}.`;
+  for (const name of about.methods) {
+    const option = make($("method"), "option", name);
+    option.value = name;
+    option.selected = name === about.method;
+  }
+  if (about.profile) plot(about.profile);
+} catch (error) { say(error.message, true); }

@@ -1,0 +1,197 @@
+"""One thread owns the model; requests wait in a bounded line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from PIL import Image
+
+from radical_rerank.errors import RadicalError
+from radical_rerank.reranking import Query, Ranking, Reranker
+from radical_rerank.service.errors import ServiceError
+
+log = logging.getLogger("radical_rerank.service")
+
+
+@dataclass(eq=False)
+class Job:
+    """One list to rank. `kind` is (method, keep): jobs of a kind may run together."""
+
+    query: Query
+    images: Sequence[Image.Image]
+    kind: tuple[str, float]
+    deadline: float
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Ranking]
+    since: float = field(default_factory=time.monotonic)
+
+
+class Worker:
+    """`admitted` and `submit` from the event loop; the thread ranks and answers."""
+
+    def __init__(
+        self,
+        reranker_for: Callable[[str, float], Reranker],
+        *,
+        places: int,
+        patience: float,
+        max_batch: int,
+        observe: Callable[[str, float], None] = lambda name, value: None,
+    ) -> None:
+        self._reranker_for, self._places, self._max_batch = reranker_for, places, max_batch
+        self._patience, self._observe = patience, observe
+        self._line: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._inside = 0
+        self._running, self._since = 0, 0.0
+        """how many lists run now, and since when"""
+        self.seconds = 0.0
+        """per list, a running mean"""
+        self._thread = threading.Thread(target=self._run, name="ranker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Finish what is inside, take nothing new."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._stopping
+
+    @property
+    def inside(self) -> int:
+        return self._inside
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """A place for one request from before its pictures are decoded until it is answered; or a
+        ServiceError at once."""
+        with self._changed:
+            if self._stopping:
+                raise ServiceError(503, "shutting_down", "the service is shutting down", {"Retry-After": "5"})
+            wait = self._wait()
+            if self._inside >= self._places or wait > self._patience * self.seconds:
+                raise ServiceError(
+                    429,
+                    "overloaded",
+                    "too many requests are waiting",
+                    {"Retry-After": str(max(1, round(wait)))},
+                )
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+
+    def _wait(self) -> float:
+        """Seconds until a new request would run: what is left of those that run, and all that wait."""
+        ahead = self._inside - self._running
+        left = self._running * self.seconds - (time.monotonic() - self._since) if self._running else 0.0
+        return ahead * self.seconds + max(0.0, left)
+
+    def submit(self, job: Job) -> None:
+        with self._changed:
+            self._line.append(job)
+            self._changed.notify()
+
+    def forget(self, job: Job) -> None:
+        """The client has gone, or its time is up: it need not run."""
+        with self._changed:
+            if job in self._line:
+                self._line.remove(job)
+
+    # The thread.
+
+    def _run(self) -> None:
+        while batch := self._next():
+            start = time.monotonic()
+            try:
+                ranked = self._rank(batch)
+            except BaseException:  # the thread must outlive whatever a request does
+                log.exception("a batch of %d failed", len(batch))
+                ranked = 0
+                for job in batch:
+                    self._fail(job, ServiceError(500, "internal", "the ranking failed"))
+            spent = time.monotonic() - start
+            with self._changed:
+                self._running = 0
+                if ranked:
+                    each = spent / ranked
+                    self.seconds += 0.2 * (each - self.seconds) if self.seconds else each
+            if ranked:
+                self._observe("batch_size", ranked)
+
+    def _next(self) -> list[Job]:
+        """The first job and others of its kind; none when it is time to stop."""
+        with self._changed:
+            while not self._line:
+                if self._stopping and not self._inside:
+                    return []
+                self._changed.wait(0.1 if self._stopping else None)
+            first = self._line.popleft()
+            batch = [first]
+            for job in list(self._line):
+                if len(batch) == self._max_batch:
+                    break
+                if job.kind == first.kind:
+                    self._line.remove(job)
+                    batch.append(job)
+            self._running, self._since = len(batch), time.monotonic()
+            return batch
+
+    def _rank(self, batch: list[Job]) -> int:
+        """Answers every job; returns how many lists were ranked."""
+        now = time.monotonic()
+        for job in batch:
+            if now > job.deadline:
+                self._fail(job, ServiceError(504, "deadline", "the request waited longer than its deadline"))
+        batch = [job for job in batch if now <= job.deadline and not job.future.done()]
+        if not batch:
+            return 0
+        reranker = self._reranker_for(*batch[0].kind)
+        try:
+            lists = [(job.query, job.images) for job in batch]
+            rankings: Sequence[Ranking | ServiceError] = list(
+                reranker.rank_many(lists, batch_size=len(lists))
+            )
+        except RadicalError:  # one of them is bad: each on its own
+            rankings = [self._alone(reranker, job) for job in batch]
+        for job, ranking in zip(batch, rankings, strict=True):
+            if isinstance(ranking, ServiceError):
+                self._fail(job, ranking)
+            else:
+                self._observe("waited_seconds", now - job.since)
+                job.loop.call_soon_threadsafe(_settle, job.future, ranking)
+        return len(batch)
+
+    def _alone(self, reranker: Reranker, job: Job) -> Ranking | ServiceError:
+        try:
+            return reranker.rank(job.query, job.images)
+        except RadicalError as error:
+            return ServiceError(422, "cannot_rank", str(error))
+
+    def _fail(self, job: Job, error: ServiceError) -> None:
+        job.loop.call_soon_threadsafe(_settle, job.future, error)
+
+
+def _settle(future: asyncio.Future[Ranking], result: Ranking | ServiceError) -> None:
+    if future.done():
+        return
+    if isinstance(result, ServiceError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -1,0 +1,164 @@
+"""Every adapter against its real library, and the examples as a user would run them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from radical_rerank import Reranker
+from radical_rerank.errors import InputError
+from radical_rerank.reranking import Ranking
+from tests.cases import draw_list
+from tests.test_service import encoded, plain, uri
+
+QUERY, PICTURES = draw_list(3, 5)
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def reranker() -> Reranker:
+    return Reranker.from_pretrained(keep=0.3)
+
+
+@pytest.fixture(scope="module")
+def expected(reranker: Reranker) -> Ranking:
+    return reranker.rank(QUERY, PICTURES)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[str]:
+    found = [str(tmp_path / f"{i}.png") for i in range(len(PICTURES))]
+    for path, image in zip(found, PICTURES, strict=True):
+        image.save(path)
+    return found
+
+
+def close(scores: Any, expected: Ranking) -> bool:
+    return np.allclose(list(scores), [math.exp(result.score) for result in expected], atol=1e-4)
+
+
+def test_langchain(reranker: Reranker, expected: Ranking, paths: list[str]) -> None:
+    pytest.importorskip("langchain_core", reason="an extra")
+    from langchain_core.documents import Document
+
+    from radical_rerank.integrations.langchain import RadicalCompressor
+
+    compressor = RadicalCompressor(reranker=reranker, top_n=3)
+    by_metadata = [Document(str(i), metadata={"image": p, "k": i}) for i, p in enumerate(PICTURES)]
+    found = compressor.compress_documents(by_metadata, QUERY)
+    assert [document.metadata["k"] for document in found] == expected.order[:3]
+    assert close((d.metadata["relevance_score"] for d in found), expected[:3])
+    assert "relevance_score" not in by_metadata[0].metadata
+    by_path = [Document(path) for path in paths]
+    again = asyncio.run(compressor.acompress_documents(by_path, QUERY))
+    assert [document.page_content for document in again] == [paths[i] for i in expected.order[:3]]
+    with pytest.raises(InputError, match="document 1"):
+        compressor.compress_documents([by_path[0], Document("no picture")], QUERY)
+
+
+def test_llamaindex(reranker: Reranker, expected: Ranking, paths: list[str]) -> None:
+    pytest.importorskip("llama_index.core", reason="an extra")
+    from llama_index.core.schema import ImageNode, NodeWithScore, QueryBundle, TextNode
+
+    from radical_rerank.integrations.llamaindex import RadicalPostprocessor
+
+    postprocessor = RadicalPostprocessor(reranker=reranker, top_n=2)
+    kinds = (
+        [ImageNode(image=plain(image)) for image in PICTURES],
+        [ImageNode(image_path=path) for path in paths],
+        [TextNode(text="scene", metadata={"file_path": path}) for path in paths],
+    )
+    for nodes in kinds:
+        given = [NodeWithScore(node=node, score=0.5) for node in nodes]
+        found = postprocessor.postprocess_nodes(given, query_str=QUERY)
+        assert [nodes.index(node.node) for node in found] == expected.order[:2]
+        assert close((node.score for node in found), expected[:2])
+    bundle = QueryBundle(QUERY)
+    found = asyncio.run(postprocessor.apostprocess_nodes(given, query_bundle=bundle))
+    assert [nodes.index(node.node) for node in found] == expected.order[:2]
+    with pytest.raises(InputError, match="query"):
+        postprocessor.postprocess_nodes(given)
+    with pytest.raises(InputError, match="node 0"):
+        postprocessor.postprocess_nodes([NodeWithScore(node=TextNode(text="a"))], query_str=QUERY)
+
+
+def test_rerankers(reranker: Reranker, expected: Ranking, paths: list[str]) -> None:
+    pytest.importorskip("rerankers", reason="an extra")
+    from rerankers.documents import Document
+
+    from radical_rerank.integrations.rerankers import RadicalRanker
+
+    ranker = RadicalRanker(reranker=reranker)
+    documents = [
+        Document(document_type="image", base64=plain(image), doc_id=f"d{i}")
+        for i, image in enumerate(PICTURES)
+    ]
+    found = ranker.rank(QUERY, documents)
+    assert [result.doc_id for result in found] == [f"d{i}" for i in expected.order]
+    assert close((result.score for result in found), expected)
+    assert [result.rank for result in found] == [1, 2, 3, 4, 5]
+    assert found.get_score_by_docid(f"d{expected.order[0]}") == found[0].score
+    ids = [f"p{i}" for i in range(5)]
+    by_path = ranker.rank(QUERY, paths, doc_ids=ids, metadata=[{"k": i} for i in range(5)])
+    assert [result.doc_id for result in by_path.top_k(2)] == [f"p{i}" for i in expected.order[:2]]
+    assert by_path[0].document.metadata == {"k": expected.order[0]}
+    uris = ranker.rank(QUERY, [uri(image) for image in PICTURES])
+    assert [result.doc_id for result in uris] == expected.order
+    assert asyncio.run(ranker.rank_async(QUERY, paths, ids))[0].doc_id == f"p{expected.order[0]}"
+    with pytest.raises(InputError, match="document 0"):
+        ranker.rank(QUERY, [Document(text="words")])
+
+
+def test_cross_encoder(reranker: Reranker, expected: Ranking, paths: list[str]) -> None:
+    from radical_rerank.integrations.cross_encoder import ImageCrossEncoder
+
+    model = ImageCrossEncoder(reranker=reranker)
+    for documents in (
+        PICTURES,
+        paths,
+        [{"image": image} for image in PICTURES],
+        [encoded(p) for p in PICTURES],
+    ):
+        hits = model.rank(QUERY, documents, top_k=3, return_documents=True)
+        assert [hit["corpus_id"] for hit in hits] == expected.order[:3]
+        assert close((hit["score"] for hit in hits), expected[:3])
+    other, more = draw_list(8, 3)
+    pairs = [(QUERY, PICTURES[0]), (other, more[0]), *((QUERY, p) for p in PICTURES[1:]), (other, more[1])]
+    scores = model.predict(pairs)
+    mine = [scores[i] for i in (0, 2, 3, 4, 5)]
+    assert [int(i) for i in np.argsort(mine)[::-1]] == expected.order
+    theirs = reranker.rank(other, more[:2])
+    assert scores[[1, 6][theirs.order[0]]] == pytest.approx(math.exp(theirs[0].score), abs=1e-4)
+    assert model.predict((QUERY, PICTURES[0])) == 1.0
+
+
+def test_mteb(reranker: Reranker, expected: Ranking) -> None:
+    pytest.importorskip("mteb", reason="an extra")
+    from datasets import Dataset
+    from mteb.models.models_protocols import SearchProtocol
+
+    from radical_rerank.integrations.mteb import RadicalSearch
+
+    model = RadicalSearch(reranker=reranker)
+    assert isinstance(model, SearchProtocol)
+    assert model.mteb_model_meta.name == "radical-rerank/embedded"
+    corpus = Dataset.from_dict({"id": [f"d{i}" for i in range(5)], "image": [encoded(p) for p in PICTURES]})
+    queries = Dataset.from_dict({"id": ["q"], "text": [QUERY]})
+    model.index(corpus, task_metadata=None, hf_split="test", hf_subset="default", encode_kwargs={})
+    found = model.search(queries, top_k=5, top_ranked={"q": [f"d{i}" for i in range(5)]}, encode_kwargs={})
+    assert sorted(found["q"], key=lambda name: -found["q"][name]) == [f"d{i}" for i in expected.order]
+    with pytest.raises(InputError, match="convert_to_reranking"):
+        model.search(queries, top_k=5)
+
+
+@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.stem != "http_client"], ids=lambda p: p.stem)
+def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(path), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 3

@@ -1,0 +1,104 @@
+"""The page in a real browser."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the service is an extra")
+pytest.importorskip("playwright.sync_api", reason="playwright is for tests")
+
+from playwright.sync_api import expect, sync_playwright
+
+from radical_rerank.backbones import Backbone
+from tests.test_service import listening
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with listening(Backbone.from_pretrained(), patience=100.0) as url:
+        yield url
+
+
+@pytest.fixture(params=[(1280, 900), (390, 800)], ids=["desk", "phone"])
+def page(browser: Any, url: str, request: pytest.FixtureRequest) -> Iterator[Any]:
+    width, height = request.param
+    page = browser.new_page(viewport={"width": width, "height": height})
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
+    page.goto(url)
+    yield page
+    page.close()
+    expected = [line for line in problems if "422" not in line]
+    assert not expected
+
+
+def test_rank_the_sample_gallery_and_move_through_the_stages(page: Any) -> None:
+    page.get_by_role("button", name="Sample gallery").click()
+    expect(page.locator("#pictures img")).to_have_count(12)
+    assert page.locator("#query").input_value()
+    page.get_by_role("button", name="Rank", exact=True).click()
+    page.wait_for_selector("#results:not([hidden])", timeout=30_000)
+    assert page.locator("#pruned canvas").count() == 12
+    assert page.locator("#dense canvas").count() == 12
+    assert "%" in page.locator("#facts").inner_text()
+
+    def alive() -> list[str]:
+        return page.eval_on_selector_all("#pruned canvas", "all => all.map(c => c.dataset.alive)")
+
+    def pixels() -> str:
+        return page.eval_on_selector("#pruned canvas", "c => c.toDataURL()")
+
+    last, shown = alive(), pixels()
+    assert all(value != "all" for value in last)
+    page.locator("#stage").focus()
+    page.keyboard.press("Home")
+    assert alive() == ["all"] * 12
+    assert pixels() != shown
+    page.keyboard.press("ArrowRight")
+    first = [int(value) for value in alive()]
+    assert sum(first) > sum(int(value) for value in last)
+    # Nothing sticks out to the side.
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert page.locator("#plot svg").count() == 1
+
+
+def test_a_bad_file_and_a_lone_picture_are_told_to_the_person(page: Any, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no picture")
+    page.locator("#files").set_input_files(str(bad))
+    expect(page.locator("#status")).to_contain_text("bad.png")
+    assert page.locator("#status.error").count() == 1
+    page.locator("#query").fill("a red star")
+    page.get_by_role("button", name="Rank", exact=True).click()
+    expect(page.locator("#status")).to_contain_text("two pictures")
+
+
+def test_what_the_service_refuses_is_told_to_the_person(page: Any) -> None:
+    page.get_by_role("button", name="Sample gallery").click()
+    expect(page.locator("#pictures img")).to_have_count(12)
+    page.evaluate("document.getElementById('query').required = false")
+    page.locator("#query").fill("")
+    page.get_by_role("button", name="Rank", exact=True).click()
+    page.wait_for_selector("#status.error")
+    assert "query" in page.locator("#status").inner_text()

@@ -1,0 +1,82 @@
+"""The service on a local Ray: two replicas, one of which dies while requests run."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the service is an extra")
+pytest.importorskip("ray", reason="Ray is an extra")
+
+import httpx
+
+from radical_rerank import Reranker
+from radical_rerank.errors import InputError
+from radical_rerank.service.settings import Settings
+from tests.cases import draw_list
+from tests.test_service import PICTURES, QUERY, body, uri
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    import ray
+    from ray import serve
+
+    from radical_rerank.service.on_ray import deploy
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    deploy(Settings(patience=100.0, deadline=120.0), "local", port=port, replicas=2)
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()
+    ray.shutdown()
+
+
+def test_the_same_service_and_no_request_is_lost_with_a_replica(url: str) -> None:
+    import ray
+
+    answer = httpx.post(f"{url}/v1/rerank", json=body(return_pruning=True), timeout=120)
+    assert answer.status_code == 200, answer.text
+    expected = Reranker.from_pretrained(keep=0.2).rank(QUERY, PICTURES)
+    assert [result["index"] for result in answer.json()["results"]] == expected.order
+    assert answer.json()["pruning"][0]["method"] == "RaDiCal"
+    refused = httpx.post(f"{url}/v1/rerank", json=body(documents=["words"]), timeout=60)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "bad_document")
+    assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
+    assert httpx.get(f"{url}/v1/about", timeout=60).json()["profile"]["schedule"]
+
+    query, images = draw_list(4, 20)
+    long = {"query": query, "documents": [uri(image) for image in images]}
+
+    def ask(_: int) -> httpx.Response:
+        return httpx.post(f"{url}/rerank", json=long, timeout=120)
+
+    with ThreadPoolExecutor(6) as pool:
+        futures = [pool.submit(ask, i) for i in range(18)]
+        time.sleep(1.0)
+        actors = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if "Ranker" in a["name"]]
+        assert len(actors) == 2
+        ray.kill(ray.get_actor(actors[0], namespace="serve"))
+        answers = [future.result() for future in futures]
+    orders = {
+        tuple(result["index"] for result in answer.json()["results"])
+        for answer in answers
+        if answer.status_code == 200
+    }
+    assert len(orders) == 1
+    lost = [answer for answer in answers if answer.status_code != 200]
+    assert all(answer.status_code == 503 and answer.json()["error"]["code"] for answer in lost)
+    assert len(lost) < 9
+
+
+def test_fewer_than_it_starts_with_is_refused() -> None:
+    from radical_rerank.service.on_ray import deploy
+
+    with pytest.raises(InputError, match="max_replicas"):
+        deploy(Settings(), replicas=3, max_replicas=2)
