@@ -15,7 +15,6 @@ from radical_rerank.files import EMBEDDED
 
 app = typer.Typer()
 
-DEFAULT_KEEPS = (0.2, 0.1)
 Keeps = Annotated[list[float] | None, typer.Option("--keep", help="Budgets: --keep 0.2 0.1.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seeds", help="Seeds: they shuffle the candidates.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many queries.")]
@@ -43,12 +42,12 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Rank a data set with several methods: one record per query and method, and a table of them."""
-    from radical_rerank.evaluation.experiments import Experiment, compared, run_experiment, seeded
+    from radical_rerank.evaluation.experiments import KEEPS, Experiment, compared, run_experiment, seeded
     from radical_rerank.evaluation.open import open_dataset, pools_of
     from radical_rerank.evaluation.records import Records
     from radical_rerank.report.tables import summarize, write_tables
 
-    names, keeps = methods or ["dense", "radical"], keep or list(DEFAULT_KEEPS)
+    names, keeps = methods or ["dense", "radical"], keep or list(KEEPS)
     plan = Experiment(f"{dataset}", lambda budgets: compared(names, budgets))
     cells = plan.cells(keeps)  # an unknown method is told before anything is loaded
     opened = partial(open_dataset, dataset, lists=limit, annotations=annotations, images=images, split=split)
@@ -103,7 +102,7 @@ def experiment(
     as_json: AsJson = False,
 ) -> None:
     """Run one of the paper's experiments and write its records, tables and plots."""
-    from radical_rerank.evaluation.experiments import EXPERIMENTS
+    from radical_rerank.evaluation.experiments import EXPERIMENTS, KEEPS
     from radical_rerank.report.present import STUDIES, run_study
 
     about = {key: found.about for key, found in EXPERIMENTS.items()} | {
@@ -121,7 +120,7 @@ def experiment(
         name,
         _runner(model),
         Path(out),
-        keeps=keep or list(DEFAULT_KEEPS),
+        keeps=keep or list(KEEPS),
         seeds=seeds or [42],
         limit=limit,
         track=progress,

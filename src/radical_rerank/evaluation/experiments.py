@@ -14,6 +14,8 @@ from radical_rerank.evaluation.scene_sets import scenes
 from radical_rerank.method import STRATEGIES
 from radical_rerank.pruning import build
 
+KEEPS = (0.2, 0.1)
+"""the paper's budgets"""
 COMPARED = ("radical", "fastv", "pyramiddrop", "sparsevlm", "dart", "visionzip", "lowres", "random")
 TITLES = {
     "dense": "Dense",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radical_rerank.evaluation.experiments import EXPERIMENTS, run_experiment
+from radical_rerank.evaluation.experiments import EXPERIMENTS, KEEPS, run_experiment
 from radical_rerank.evaluation.records import Records
 from radical_rerank.evaluation.runner import Runner, Track
 from radical_rerank.report import studies
@@ -50,17 +50,20 @@ def run_study(
     experiment = EXPERIMENTS[name]
     records = Records(folder / "records.jsonl")
     cells = run_experiment(experiment, runner, records, keeps=keeps, seeds=seeds, limit=limit, track=track)
-    rows = summarize(records.of(cells, limit), published(name))
+    # Settings that do not name their budget were published at 20%.
+    rows = summarize(records.of(cells, limit), published(name) if 0.2 in keeps else None)
+    budgets = "" if tuple(keeps) == KEEPS else f" --keep {' '.join(f'{keep:g}' for keep in keeps)}"
     note = (
-        f"`radical experiment {name} --limit {limit}` on {runner.backbone.name}: {rows[0].queries} lists per "
-        f"setting, {rows[0].seeds} seed(s). Quality in percent. p: paired randomisation tests over lists. "
-        "The column `paper` is the paper's MRR@10 on its own model and data."
+        f"`radical experiment {name} --limit {limit}{budgets}` on {runner.backbone.name}: {rows[0].queries} "
+        f"lists per setting, {rows[0].seeds} seed(s). Quality in percent. p: paired randomisation tests over "
+        "lists. The column `paper`, where there is one, is the paper's MRR@10 on its own model and data."
     )
-    write_tables(folder, name, experiment.about, rows, note)
+    title = experiment.about if not budgets else f"{experiment.about}, {keeps[0]:.0%} kept"
+    write_tables(folder, name, title, rows, note)
     if name == "pareto":
-        pareto(folder / f"{name}.png", rows, experiment.about)
+        pareto(folder / f"{name}.png", rows, title)
     elif experiment.axis and any(experiment.axis in {**r.data, **r.options} for r in rows):
-        curves(folder / f"{name}.png", rows, experiment.axis, experiment.about)
+        curves(folder / f"{name}.png", rows, experiment.axis, title)
     else:
-        bars(folder / f"{name}.png", rows, experiment.about)
+        bars(folder / f"{name}.png", rows, title)
     return rows
