@@ -7,16 +7,31 @@ STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo results test lint type clean
+.PHONY: demo results bench fuzz test lint type clean
 
 demo: $(STAMP)
 	$(BIN)/radical demo
 
-# Every experiment on the embedded world, at the size of docs/results; goes on where it was stopped.
+# Every experiment on the embedded world, at the sizes of docs/results; goes on where it was stopped.
+LISTS := main:500 ablation:500 dynres:500 similarity:300 layers:200 stages:200 gap:200 transfer:200 \
+  retrievers:200 composed:120 candidates:80 pareto:60 diagnose:100 cases:6
+TIGHT := ablation:500 main:200 layers:200 stages:200 gap:200
 results: $(STAMP)
-	for name in main ablation layers stages gap candidates similarity retrievers dynres composed transfer pareto \
-	  cases; do $(BIN)/radical experiment $$name --out docs/results --limit 500 || exit 1; done
-	$(BIN)/radical experiment diagnose --out docs/results --limit 100
+	for item in $(LISTS); do \
+	  $(BIN)/radical experiment $${item%:*} --limit $${item#*:} --out docs/results || exit 1; done
+	for item in $(TIGHT); do case $$item in main:*) keep="0.05 0.02";; *) keep=0.02;; esac; \
+	  $(BIN)/radical experiment $${item%:*} --limit $${item#*:} --keep $$keep --out docs/results/tight || exit 1; done
+
+# The figures of docs/performance.md.
+bench: $(STAMP)
+	$(BIN)/radical bench prefill --keep 0.2 0.1
+	$(BIN)/radical bench end-to-end
+	$(BIN)/radical bench throughput
+	$(BIN)/radical bench service
+
+# Schemathesis against the service, more than 2,000 cases.
+fuzz: $(STAMP)
+	RADICAL_SCHEMA_CASES=500 $(BIN)/python -m pytest -q tests/test_service_schema.py
 
 test: lint type
 	$(BIN)/python -m pytest -q

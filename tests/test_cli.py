@@ -155,6 +155,7 @@ def test_methods(capsys) -> None:
     assert [row["name"] for row in json.loads(out)] == list(METHODS)
 
 
+@pytest.mark.usefixtures("profiled")
 def test_bench_commands(folder: str, capsys) -> None:
     small = ["--shape", "small", "--width", "128", "--rounds", "1"]
     code, out, _ = run(capsys, "bench", "prefill", *small, "--keep", "0.5", "0.25", "--json")
@@ -166,6 +167,12 @@ def test_bench_commands(folder: str, capsys) -> None:
     assert code == 0
     assert "pruned warm" in out
     assert "time grows as N to the" in err
+    short = ["--seconds", "1", "--requests", "10", "--rounds", "1"]
+    code, out, _ = run(capsys, "bench", "service", "--model", folder, *short, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert set(found["statuses"]) <= {"200", "429"}
+    assert found["overhead"]["median"] > 0
     for wrong in (
         ["prefill", "--shape", "huge"],
         ["prefill", "--methods", "best"],

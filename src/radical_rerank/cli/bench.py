@@ -131,3 +131,38 @@ def throughput(model: Model = EMBEDDED, rounds: Rounds = 3, as_json: AsJson = Fa
         return
     lines = [(r.method, str(r.batch_size), f"{r.lists_per_second:.2f}") for r in results]
     print_table(("method", "batch", "lists / s"), lines, f"throughput, {model}, N = 20")
+
+
+@app.command()
+def service(
+    model: Model = EMBEDDED,
+    seconds: Annotated[float, typer.Option(min=1, help="How long the overload lasts.")] = 30.0,
+    requests: Annotated[int, typer.Option(min=10, help="Requests over which memory is watched.")] = 2000,
+    rounds: Rounds = 15,
+    as_json: AsJson = False,
+) -> None:
+    """The HTTP service: overhead, lists per second, latency at twice its load, memory."""
+    try:
+        from radical_rerank.bench.service import run_service
+    except ImportError as error:
+        raise InputError(
+            f"serving needs an extra ({error.name}): pip install 'radical-rerank[serve]'"
+        ) from None
+    from radical_rerank.backbones import Backbone
+
+    found = run_service(
+        Backbone.from_pretrained(model), rounds=rounds, seconds=seconds, requests=requests, track=progress
+    )
+    if as_json:
+        print_json(asdict(found))
+        return
+    answers = ", ".join(f"{count} × {status}" for status, count in sorted(found.statuses.items()))
+    lines = [
+        ("a request / a direct call", str(found.overhead)),
+        *((f"lists per second, {n} client(s)", f"{v:.2f}") for n, v in found.lists_per_second.items()),
+        ("a request alone, median", f"{found.unloaded:.3f} s"),
+        ("let in at twice the load, p95", f"{found.loaded:.3f} s = {found.loaded / found.unloaded:.2f} ×"),
+        ("answers at twice the load", answers),
+        (f"memory gained over {found.requests} requests", f"{found.megabytes:.1f} MB"),
+    ]
+    print_table(("figure", "measured"), lines, f"service, {model}, N = 20")

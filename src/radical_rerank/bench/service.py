@@ -1,0 +1,163 @@
+"""The service under load: what it adds to a ranking, whom it turns away, what it keeps in memory."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import random
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+
+from radical_rerank.backbones import Backbone
+from radical_rerank.bench.timing import Ratio, Track, interleaved
+from radical_rerank.reranking import Reranker
+from radical_rerank.scenes.lists import make_list
+from radical_rerank.service.app import create_app
+from radical_rerank.service.backend import Local
+from radical_rerank.service.settings import Settings
+
+
+@dataclass(frozen=True)
+class ServiceResult:
+    """overhead: one client's request over a direct `Reranker.rank` of the same encoded images, of lists that
+    neither has seen
+    lists_per_second: closed loops of so many clients
+    unloaded, loaded: seconds of a request alone (median) and of those let in at twice the load (p95)
+    statuses: how that load was answered
+    megabytes: resident memory gained over `requests` requests after the first tenth
+    """
+
+    overhead: Ratio
+    lists_per_second: dict[int, float]
+    unloaded: float
+    loaded: float
+    statuses: dict[int, int]
+    requests: int
+    megabytes: float
+
+
+def run_service(
+    backbone: Backbone,
+    *,
+    candidates: int = 20,
+    rounds: int = 15,
+    seconds: float = 30.0,
+    requests: int = 2000,
+    track: Track = lambda items, label: items,
+) -> ServiceResult:
+    with _listening(backbone, patience=100.0) as http:
+        overhead = _overhead(backbone, http, candidates, rounds, track)
+        speeds = {clients: _closed_loop(http, candidates, clients) for clients in (1, 4)}
+        before = 0.0
+        bodies = [_body(seed, 5)[1] for seed in range(20)]
+        for number in track(range(requests), "memory"):
+            if number == requests // 10:
+                before = _resident()
+            http.post("/rerank", json=bodies[number % len(bodies)]).raise_for_status()
+        gained = _resident() - before
+    with _listening(backbone) as http:
+        alone, spent = _open_loop(http, candidates, seconds)
+    accepted = sorted(took for status, took in spent if status == 200)
+    return ServiceResult(
+        overhead,
+        speeds,
+        alone,
+        accepted[int(0.95 * len(accepted))] if accepted else float("nan"),
+        dict(Counter(status for status, _ in spent)),
+        requests,
+        gained,
+    )
+
+
+def _overhead(backbone: Backbone, http: httpx.Client, candidates: int, rounds: int, track: Track) -> Ratio:
+    direct = Reranker(backbone, "radical", keep=0.2)
+    work = [_body(1000 + seed, candidates) for seed in range(rounds + 1)]
+    turn = {"direct": iter(work), "service": iter(work)}
+
+    def by_hand() -> None:
+        images, body = next(turn["direct"])
+        direct.rank(body["query"], images)
+
+    def by_request() -> None:
+        http.post("/rerank", json=next(turn["service"])[1]).raise_for_status()
+
+    times = interleaved({"service": by_request, "direct": by_hand}, rounds, track=track, label="overhead")
+    return times.ratio("service", "direct")
+
+
+def _closed_loop(http: httpx.Client, candidates: int, clients: int, each: int = 8) -> float:
+    work = [_body(2000 + 100 * clients + seed, candidates)[1] for seed in range(clients * each)]
+    start = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        for answer in pool.map(lambda body: http.post("/rerank", json=body), work):
+            answer.raise_for_status()
+    return len(work) / (time.perf_counter() - start)
+
+
+def _open_loop(http: httpx.Client, candidates: int, seconds: float) -> tuple[float, list[tuple[int, float]]]:
+    """The median of a request alone; of all that came at twice the rate that it allows, (status, seconds)."""
+
+    def ask(body: dict[str, Any]) -> tuple[int, float]:
+        start = time.perf_counter()
+        answer = http.post("/rerank", json=body)
+        return answer.status_code, time.perf_counter() - start
+
+    work = [_body(3000 + seed, candidates)[1] for seed in range(40)]
+    alone = statistics.median(ask(body)[1] for body in work[:12])
+    draw = random.Random(0)
+    with ThreadPoolExecutor(64) as pool:
+        futures = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            futures.append(pool.submit(ask, draw.choice(work)))
+            time.sleep(draw.expovariate(2 / alone))
+        return alone, [future.result() for future in futures]
+
+
+def _body(seed: int, candidates: int) -> tuple[list[bytes], dict[str, Any]]:
+    """A list's encoded images, and the same as a request."""
+    item = make_list("test", seed, candidates)
+    images = []
+    for image in item.images:
+        image.save(file := io.BytesIO(), "PNG")
+        images.append(file.getvalue())
+    documents = [base64.b64encode(data).decode() for data in images]
+    return images, {"query": item.descriptions[0].text(), "documents": documents}
+
+
+@contextmanager
+def _listening(backbone: Backbone, **limits: Any) -> Iterator[httpx.Client]:
+    settings = Settings(**limits)
+    app = create_app(settings, Local(settings, load=lambda: backbone))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        if not thread.is_alive():
+            raise RuntimeError("the server does not start")
+        time.sleep(0.02)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
+        yield http
+    server.should_exit = True
+    thread.join()
+
+
+def _resident() -> float:
+    """Megabytes of this process, where the system tells."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except OSError:
+        return float("nan")
