@@ -462,6 +462,34 @@ def test_data_sets_by_name(tmp_path: Path) -> None:
         open_dataset("imagenet")
     with pytest.raises(InputError, match="needs --annotations"):
         open_dataset("flickr30k")
+    with pytest.raises(InputError, match="belong to flickr8k"):
+        open_dataset("scenes", expert="x.txt")
+
+
+def test_graded_relevance_reaches_the_table(
+    tmp_path: Path, tiny_folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures(tmp_path, "a.jpg", "b.jpg", "c.jpg")
+    (tmp_path / "token.txt").write_text("a.jpg#0\tA dog .\nb.jpg#0\tA car .\nc.jpg#0\tA cat .\n")
+    (tmp_path / "expert.txt").write_text("b.jpg\ta.jpg#0\t3\t3\t2\n")
+    (tmp_path / "pool.run").write_text(
+        "".join(
+            f"{q} Q0 {d}.jpg {rank} {1 / rank} x\n"
+            for q in ("a.jpg#0", "b.jpg#0", "c.jpg#0")
+            for rank, d in enumerate("abc", start=1)
+        )
+    )
+    command = [
+        "eval", "--dataset", "flickr8k", "--images", str(tmp_path), "--annotations", str(tmp_path / "token.txt"),
+        "--expert", str(tmp_path / "expert.txt"), "--pool", str(tmp_path / "pool.run"), "--methods", "fastv",
+        "--keep", "0.5", "--model", str(tiny_folders["qwen3_vl"]), "--out", str(tmp_path / "out"), "--json",
+    ]  # fmt: skip
+    with pytest.raises(SystemExit) as stop:
+        main(command)
+    assert not stop.value.code
+    rows = json.loads(capsys.readouterr().out)
+    assert all(row["graded"] and 0 < row["measures"]["nDCG@10"] <= 100 for row in rows)
+    assert "nDCG@10" in (tmp_path / "out" / "table.md").read_text()
 
 
 # Diagnostics.

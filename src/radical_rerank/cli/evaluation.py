@@ -31,6 +31,10 @@ def evaluate(
     annotations: Annotated[str | None, typer.Option(help="The data set's annotation file.")] = None,
     images: Annotated[str | None, typer.Option(help="The folder of its pictures.")] = None,
     split: Annotated[str, typer.Option(help="Its split, or its file of ids.")] = "test",
+    expert: Annotated[
+        str | None, typer.Option(help="Flickr8k's expert judgements: graded relevance.")
+    ] = None,
+    crowd: Annotated[str | None, typer.Option(help="Flickr8k's crowd judgements.")] = None,
     pool: Annotated[str | None, typer.Option(help="A TREC run file of candidates.")] = None,
     embedder: Annotated[
         str | None, typer.Option(help="A first stage: embedded, siglip2, jina, qwen or a model id.")
@@ -50,7 +54,16 @@ def evaluate(
     names, keeps = methods or ["dense", "radical"], keep or list(KEEPS)
     plan = Experiment(f"{dataset}", lambda budgets: compared(names, budgets))
     cells = plan.cells(keeps)  # an unknown method is told before anything is loaded
-    opened = partial(open_dataset, dataset, lists=limit, annotations=annotations, images=images, split=split)
+    opened = partial(
+        open_dataset,
+        dataset,
+        lists=limit,
+        annotations=annotations,
+        images=images,
+        split=split,
+        expert=expert,
+        crowd=crowd,
+    )
     data = opened()
     runner = _runner(model)
     found = Path(out) / "pool.run"

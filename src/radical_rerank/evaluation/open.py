@@ -28,7 +28,8 @@ ABOUT = {
     "scenes-gallery": "a generated gallery of 1,000; a first stage finds the candidates",
     "flickr30k": "--annotations dataset_flickr30k.json --images DIR",
     "mscoco": "--annotations dataset_coco.json --images DIR",
-    "flickr8k": "--annotations Flickr8k.token.txt --images DIR --split Flickr_8k.testImages.txt",
+    "flickr8k": "--annotations Flickr8k.token.txt --images DIR --split Flickr_8k.testImages.txt; graded with "
+    "--expert ExpertAnnotations.txt, --crowd CrowdFlowerAnnotations.txt",
     "fashioniq-dress": "--annotations cap.dress.val.json --split split.dress.val.json --images DIR",
     "fashioniq-shirt": "--annotations cap.shirt.val.json --split split.shirt.val.json --images DIR",
     "fashioniq-toptee": "--annotations cap.toptee.val.json --split split.toptee.val.json --images DIR",
@@ -42,10 +43,14 @@ def open_dataset(
     annotations: str | None = None,
     images: str | None = None,
     split: str = "test",
+    expert: str | None = None,
+    crowd: str | None = None,
 ) -> Dataset:
-    """lists: how many of the generated data sets' queries to draw."""
+    """lists: how many of the generated data sets' queries to draw; expert, crowd: Flickr8k's judgements."""
     if name not in ABOUT:
         raise InputError(f"unknown data set {name!r}; there are: {', '.join(ABOUT)}")
+    if (expert or crowd) and name != "flickr8k":
+        raise InputError(f"judgements belong to flickr8k, not to {name}")
     if name == "scenes":
         return scenes(lists=lists or 1000)
     if name == "scenes-composed":
@@ -57,7 +62,8 @@ def open_dataset(
     if annotations is None or images is None:
         raise InputError(f"{name} needs {ABOUT[name]}")
     if name == "flickr8k":
-        return flickr8k(annotations, images, split_file=None if split == "test" else split)
+        chosen = None if split == "test" else split
+        return flickr8k(annotations, images, split_file=chosen, expert=expert, crowd=crowd)
     if name.startswith("fashioniq-"):
         return fashioniq(annotations, split, images, category=name.removeprefix("fashioniq-"))
     return karpathy(annotations, images, name=name, split=split)

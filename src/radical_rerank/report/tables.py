@@ -45,6 +45,8 @@ class Row:
     kv_saved: float
     seconds: float
     paper: float | None
+    graded: bool = False
+    """some pictures match better than others"""
 
 
 def summarize(records: Iterable[dict[str, Any]], paper: dict[str, float] | None = None) -> list[Row]:
@@ -94,6 +96,7 @@ def summarize(records: Iterable[dict[str, Any]], paper: dict[str, float] | None 
                 kv_saved=_mean(group, "kv_saved"),
                 seconds=float(np.median([sum(record["seconds"].values()) for record in group])),
                 paper=(paper or {}).get(name),
+                graded=any(grade > 1 for record in group for grade in record["relevant"].values()),
             )
         )
     return rows
@@ -130,7 +133,8 @@ def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     column is there only where it says something."""
     conditional = any(row.conditional != row.measures for row in rows)
     quoted = any(row.paper is not None for row in rows)
-    heads = ["setting", "R@1", "R@5", "R@10", "MRR@10", "95%", "Rel_D"]
+    graded = any(row.graded for row in rows)
+    heads = ["setting", "R@1", "R@5", "R@10", "MRR@10", "95%", "Rel_D", *(["nDCG@10"] if graded else [])]
     heads += ["cR@1", "cR@10", "cMRR@10"] if conditional else []
     heads += ["p (Dense)", "p (best other)", "tokens left", "tokens / layer", "FLOPs saved", "KV saved"]
     heads += ["s / list", *(["paper"] if quoted else [])]
@@ -145,6 +149,7 @@ def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
                 *(f"{row.measures[m]:.2f}" for m in ("R@1", "R@5", "R@10", "MRR@10")),
                 f"{row.interval[0]:.1f}–{row.interval[1]:.1f}",
                 f"{row.rel_d:.1f}",
+                *([f"{row.measures['nDCG@10']:.2f}"] if graded else []),
                 *(f"{row.conditional[m]:.2f}" for m in ("R@1", "R@10", "MRR@10") if conditional),
                 _p(row.p_dense),
                 _p(row.p_best),
