@@ -480,7 +480,8 @@ def test_graded_relevance_reaches_the_table(
         )
     )
     command = [
-        "eval", "--dataset", "flickr8k", "--images", str(tmp_path), "--annotations", str(tmp_path / "token.txt"),
+        "eval", "--dataset", "flickr8k", "--images", str(tmp_path),
+        "--annotations", str(tmp_path / "token.txt"),
         "--expert", str(tmp_path / "expert.txt"), "--pool", str(tmp_path / "pool.run"), "--methods", "fastv",
         "--keep", "0.5", "--model", str(tiny_folders["qwen3_vl"]), "--out", str(tmp_path / "out"), "--json",
     ]  # fmt: skip
