@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo results bench fuzz test lint type clean
+.PHONY: demo results bench fuzz test test-all lint type clean
 
 demo: $(STAMP)
 	$(BIN)/radical demo
@@ -35,6 +35,12 @@ fuzz: $(STAMP)
 
 test: lint type
 	$(BIN)/python -m pytest -q
+
+# And the adapter whose library, with all that it asks for, is larger than the rest together. Its own parts are enough
+# for the test; what else it asks for (torchvision among it) need not load beside this torch.
+test-all: test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps lmms-eval loguru pytz
+	$(BIN)/python -m pytest -q tests/test_integrations.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from radical_rerank import Reranker
+from radical_rerank import RaDiCal, Reranker
+from radical_rerank.backbones import Backbone
 from radical_rerank.errors import InputError
 from radical_rerank.reranking import Ranking
-from tests.cases import draw_list
-from tests.test_service import encoded, plain, uri
+from tests.cases import PROFILE, draw_list
+from tests.test_service import encoded, listening, plain, uri
 
 QUERY, PICTURES = draw_list(3, 5)
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
@@ -29,6 +31,12 @@ def reranker() -> Reranker:
 @pytest.fixture(scope="module")
 def expected(reranker: Reranker) -> Ranking:
     return reranker.rank(QUERY, PICTURES)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with listening(Backbone.from_pretrained(), patience=100.0) as url:
+        yield url
 
 
 @pytest.fixture
@@ -157,8 +165,58 @@ def test_mteb(reranker: Reranker, expected: Ranking) -> None:
         model.search(queries, top_k=5)
 
 
-@pytest.mark.parametrize("path", [p for p in EXAMPLES if p.stem != "http_client"], ids=lambda p: p.stem)
-def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: Any
+) -> None:
+    if path.stem == "lmms_eval_model":
+        pytest.importorskip("lmms_eval.api.model", reason="a large extra: make test-all")
+    if path.stem == "http_client":
+        monkeypatch.setattr("sys.argv", [str(path), request.getfixturevalue("url")])
     runpy.run_path(str(path), run_name="__main__")
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) >= 3
+    assert len(capsys.readouterr().out.splitlines()) >= (1 if path.stem == "lmms_eval_model" else 3)
+
+
+def test_lmms_eval(backbone: Backbone, tmp_path: Path) -> None:
+    pytest.importorskip("lmms_eval.api.model", reason="a large extra: make test-all")
+    from lmms_eval.api.instance import Instance
+    from lmms_eval.models.registry_v2 import ModelRegistryV2
+
+    from radical_rerank.backbones import layout_of
+    from radical_rerank.integrations.lmms_eval import RadicalLmms
+
+    registry = ModelRegistryV2()
+    registry.load_entrypoint_manifests()
+    assert registry.get_manifest("radical").chat_class_path.endswith("RadicalLmms")
+    model = RadicalLmms(backbone=backbone, keep="0.3", calibration=PROFILE, max_image_tokens=48)
+    PICTURES[0].save(tmp_path / "a.png")
+    docs = [{"picture": PICTURES[0]}, {"picture": str(tmp_path / "a.png")}, {"picture": b"none"}]
+    model.task_dict = {"ask": {"test": docs}}
+
+    def messages(doc: dict[str, Any]) -> list[dict[str, Any]]:
+        asked = {"type": "text", "text": "which best matches the query ?"}
+        return [{"role": "user", "content": [{"type": "image", "url": doc["picture"]}, asked]}]
+
+    def request(number: int, **options: Any) -> Instance:
+        arguments = ("", messages, {"max_new_tokens": 6, **options}, number, "ask", "test")
+        meta = {"task": "ask", "doc_id": number, "repeats": 1}
+        return Instance(request_type="generate_until", arguments=arguments, idx=0, metadata=meta)
+
+    first, second = model.generate_until([request(0), request(1)])
+    assert first == second
+    # The same by hand.
+    features = backbone.encode([backbone.preprocess(PICTURES[0], 48)])
+    image = "<|vision_start|>" + "<|image_pad|>" * len(features[0].tokens) + "<|vision_end|>"
+    turns = [{"role": "user", "content": image + "which best matches the query ?"}]
+    text = backbone.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"]
+    pruner = RaDiCal(keep=0.3, calibration=PROFILE, prior="relevance")
+    with pruner.on(backbone.model, layout_of(backbone.model, ids)):
+        expected = backbone.write(backbone.inputs([ids], features), 6)[0]
+    assert first == expected
+    word = expected.split()[1]
+    assert model.generate_until([request(0, until=[word])])[0] == expected.split(word)[0]
+    with pytest.raises(InputError, match="image 0"):
+        model.generate_until([request(2)])
+    with pytest.raises(InputError, match="log-likelihoods"):
+        model.loglikelihood([])
