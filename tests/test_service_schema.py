@@ -24,7 +24,7 @@ from radical_rerank.service.app import create_app
 from radical_rerank.service.settings import Settings
 from tests.test_service import PICTURES, QUERY, listening, uri
 
-CASES = int(os.environ.get("RADICAL_SCHEMA_CASES", "30"))
+CASES = int(os.environ.get("RADICAL_SCHEMA_CASES", "12"))
 schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())
 
 

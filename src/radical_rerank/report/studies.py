@@ -190,17 +190,7 @@ def diagnosis(
             zip(first.z, first.h_norm, second.z, second.h_norm, strict=True)
         )
     ]
-    picture, axes = figure()
-    axes.plot(range(len(first.z)), first.z, "o-", color=COLOURS[0], label="z of attention")
-    for colour, (name, value) in zip(COLOURS[1:], first.references.items(), strict=False):
-        axes.axhline(value, color=colour, ls="--", lw=1, label=f"z of {name}")
-    axes.set_xlabel("layer")
-    axes.set_ylabel("z")
-    other = axes.twinx()
-    other.plot(range(len(first.h_norm)), first.h_norm, "s-", ms=3, color="#9ca3af", label="H_norm")
-    other.set_ylabel("H_norm")
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
-    save(picture, folder / "diagnose.png")
+    _draw_diagnosis(folder / "diagnose.png", first)
     facts = (
         f"r(z, 1 − H_norm) = {first.pearson:.2f} and {second.pearson:.2f}; "
         f"r of the two H_norm curves = {same:.3f}; "
@@ -209,6 +199,20 @@ def diagnosis(
     note = f"`radical experiment diagnose --limit {limit}`: {facts}."
     write_facts(folder, "diagnose", "reliability of attention, layer by layer", note, rows, 3)
     return rows
+
+
+def _draw_diagnosis(path: Path, found: Diagnosis) -> None:
+    picture, axes = figure()
+    axes.plot(range(len(found.z)), found.z, "o-", color=COLOURS[0], label="z of attention")
+    for colour, (name, value) in zip(COLOURS[1:], found.references.items(), strict=False):
+        axes.axhline(value, color=colour, ls="--", lw=1, label=f"z of {name}")
+    axes.set_xlabel("layer")
+    axes.set_ylabel("z")
+    other = axes.twinx()
+    other.plot(range(len(found.h_norm)), found.h_norm, "s-", ms=3, color="#9ca3af", label="H_norm")
+    other.set_ylabel("H_norm")
+    picture.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=5)
+    save(picture, path)
 
 
 def cases(

@@ -22,7 +22,7 @@ class Row:
     """One setting, means over queries and seeds. Quality in percent, costs as fractions saved.
 
     interval: 95% bootstrap interval of MRR@10 over queries; p_dense, p_best: paired tests against Dense and
-    against the best other method at the same budget
+    against the best other setting at the same budget
     """
 
     name: str
@@ -63,8 +63,9 @@ def summarize(records: Iterable[dict[str, Any]], paper: dict[str, float] | None 
             key
             for key, others in groups.items()
             if key[1] == data
+            and key[0] != name
             and others[0]["keep"] == first["keep"]
-            and others[0]["method"] not in (first["method"], "dense")
+            and others[0]["method"] != "dense"
         ]
         best = max(rivals, key=lambda key: np.mean(list(scores[key].values())), default=None)
         mean = {m: 100 * float(np.mean(list(_per_query(group, m).values()))) for m in MEASURES}
