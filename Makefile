@@ -14,7 +14,7 @@ demo: $(STAMP)
 
 # Every experiment on the embedded world, at the sizes of docs/results; goes on where it was stopped.
 LISTS := main:500 ablation:500 dynres:500 similarity:150 layers:200 stages:200 gap:200 transfer:200 \
-  retrievers:120 composed:60 candidates:40 pareto:30 diagnose:100 cases:6
+  retrievers:120 composed:60 candidates:100 pareto:100 diagnose:100 cases:6
 TIGHT := ablation:500 main:150 layers:120 stages:120 gap:120
 results: $(STAMP)
 	for item in $(LISTS); do \

@@ -86,14 +86,18 @@ def curves(path: str | Path, rows: Sequence[Row], axis: str, title: str) -> Path
 def pareto(path: str | Path, rows: Sequence[Row], title: str) -> Path:
     """Quality against decoder arithmetic."""
     picture, axes = figure()
-    methods = list(dict.fromkeys(row.method for row in rows))
+    methods = sorted(dict.fromkeys(row.method for row in rows), key=lambda name: name != "radical")
     for colour, method in zip(COLOURS * 2, methods, strict=False):
         points = sorted(
             (100 * (1 - row.flops_saved), row.measures["MRR@10"]) for row in rows if row.method == method
         )
         label = next(row.name.split(" ")[0] for row in rows if row.method == method)
         axes.scatter(
-            *zip(*points, strict=True), s=22, label=label, color="black" if method == "dense" else colour
+            *zip(*points, strict=True),
+            s=22,
+            label=label,
+            color="black" if method == "dense" else colour,
+            zorder=3 if method == "radical" else 2,
         )
     axes.set_xlabel("decoder FLOPs (% of Dense)")
     axes.set_ylabel("MRR@10 (%)")

@@ -99,7 +99,7 @@ class Worker:
 
     def _wait(self) -> float:
         """Seconds until a new request would run: what is left of those that run, and all that wait."""
-        ahead = self._inside - self._running
+        ahead = max(0, self._inside - self._running)
         left = self._running * self.seconds - (time.monotonic() - self._since) if self._running else 0.0
         return ahead * self.seconds + max(0.0, left)
 
