@@ -58,7 +58,9 @@ def run_study(
         f"lists per setting, {rows[0].seeds} seed(s). Quality in percent. p: paired randomisation tests over "
         "lists. The column `paper`, where there is one, is the paper's MRR@10 on its own model and data."
     )
-    title = experiment.about if not budgets else f"{experiment.about}, {keeps[0]:.0%} kept"
+    title = experiment.about
+    if budgets and len({row.keep for row in rows if row.method != "dense"}) == 1:
+        title += f", {keeps[0]:.0%} kept"
     write_tables(folder, name, title, rows, note)
     if name == "pareto":
         pareto(folder / f"{name}.png", rows, title)
