@@ -14,10 +14,11 @@ import pytest
 
 from radical_rerank import RaDiCal, Reranker
 from radical_rerank.backbones import Backbone
+from radical_rerank.bench.service import listening
 from radical_rerank.errors import InputError
 from radical_rerank.reranking import Ranking
 from tests.cases import PROFILE, draw_list
-from tests.test_service import encoded, listening, plain, uri
+from tests.test_service import encoded, plain, uri
 
 QUERY, PICTURES = draw_list(3, 5)
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))

@@ -15,7 +15,7 @@ pytest.importorskip("playwright.sync_api", reason="playwright is for tests")
 from playwright.sync_api import expect, sync_playwright
 
 from radical_rerank.backbones import Backbone
-from tests.test_service import listening
+from radical_rerank.bench.service import listening
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [

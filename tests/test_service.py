@@ -28,13 +28,14 @@ from PIL import Image
 pytest.importorskip("fastapi", reason="the service is an extra")
 
 import httpx
-import uvicorn
 from fastapi.testclient import TestClient
 
 from radical_rerank import Reranker
 from radical_rerank.backbones import Backbone
+from radical_rerank.bench.service import listening, resident
 from radical_rerank.errors import InputError
 from radical_rerank.reranking import RankedDocument, Ranking
+from radical_rerank.reranking.images import data_uri
 from radical_rerank.service import app as application
 from radical_rerank.service import backend as backends
 from radical_rerank.service.app import create_app
@@ -42,7 +43,7 @@ from radical_rerank.service.backend import Local
 from radical_rerank.service.errors import ServiceError
 from radical_rerank.service.fetch import SafeFetcher, is_public
 from radical_rerank.service.settings import Settings
-from radical_rerank.service.worker import Job, Worker
+from radical_rerank.service.worker import Job, Work, Worker
 from tests.cases import draw_list
 
 QUERY, PICTURES = draw_list(3, 5)
@@ -58,8 +59,7 @@ def plain(image: Image.Image) -> str:
     return base64.b64encode(encoded(image)).decode()
 
 
-def uri(image: Image.Image) -> str:
-    return "data:image/png;base64," + plain(image)
+uri = data_uri
 
 
 def body(count: int = 5, **more: Any) -> dict[str, Any]:
@@ -77,25 +77,6 @@ def serving(backbone: Backbone, **settings: Any) -> Iterator[TestClient]:
     app = create_app(chosen, Local(chosen, load=lambda: backbone))
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
-
-
-@contextlib.contextmanager
-def listening(backbone: Backbone, **settings: Any) -> Iterator[str]:
-    """A real server on a free port."""
-    chosen = Settings(**settings)
-    app = create_app(chosen, Local(chosen, load=lambda: backbone))
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    end = time.monotonic() + 60
-    while not server.started:
-        assert time.monotonic() < end, "the server does not start"
-        time.sleep(0.02)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(30)
 
 
 @pytest.fixture(scope="module")
@@ -537,7 +518,7 @@ async def asked(worker: Worker, text: str, deadline: float = 10.0, kind: tuple[s
 
     with worker.admitted():
         loop = asyncio.get_running_loop()
-        job = Job(Query(text), [], kind, time.monotonic() + deadline, loop, loop.create_future())
+        job = Job(Work(Query(text), [], kind, time.monotonic() + deadline), loop, loop.create_future())
         worker.submit(job)
         try:
             ranking = await job.future
@@ -680,10 +661,6 @@ def test_at_twice_its_load_the_accepted_keep_their_latency(
 
 
 def test_memory_stays_flat(client: TestClient) -> None:
-    def resident() -> float:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("needs /proc")
     fresh = [draw_list(seed, 2)[1] for seed in range(10)]

@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.backbones.tiny import bench_model, bench_processor, tiny_tokenizer
-from radical_rerank.bench.timing import Ratio, Track, interleaved, phases
+from radical_rerank.bench.timing import Ratio, interleaved, phases
 from radical_rerank.errors import ScoringError
+from radical_rerank.evaluation.runner import Track
 from radical_rerank.reranking import Reranker
 from radical_rerank.reranking.report import PruningReport
 from radical_rerank.scenes.lists import make_list
@@ -56,55 +58,56 @@ def run_end_to_end(
     track: Track = lambda items, label: items,
 ) -> list[EndToEnd]:
     """size: width and height that the pictures are brought to; None: as they are."""
-    results = []
-    for scorer in scorers:
-        for count in counts:
-            item = make_list("test", 0, count)
-            query = item.descriptions[0].text()
-            images = [image.resize(size) for image in item.images] if size else item.images
-            options: dict[str, Any] = {"scorer": scorer, "max_new_tokens": 2 * count}
-            rerankers = {
-                "dense_cold": Reranker(backbone, "dense", vision_cache_bytes=0, **options),
-                "dense_warm": Reranker(backbone, "dense", **options),
-                "pruned_cold": Reranker(backbone, method, keep=keep, vision_cache_bytes=0, **options),
-                "pruned_warm": Reranker(backbone, method, keep=keep, **options),
-            }
-            parts: dict[str, list[float]] = {}
-            spent: dict[str, dict[str, list[float]]] = {"dense_warm": {}, "pruned_warm": {}}
+    return [
+        _measured(backbone, scorer, count, method, keep, size, rounds, track)
+        for scorer in scorers
+        for count in counts
+    ]
 
-            def ranked(
-                name: str,
-                reranker: Reranker,
-                q: str = query,
-                i: Any = images,
-                p: Any = parts,
-                s: Any = spent,
-            ) -> None:
-                reports: Sequence[PruningReport] = ()
-                # Random weights write no order; the time that it takes is spent all the same.
-                with phases(backbone.model) as phase, suppress(ScoringError):
-                    reports = reranker.rank(q, i).reports
-                for kind, seconds in phase.items():
-                    s.get(name, {}).setdefault(kind, []).append(sum(seconds))
-                if name == "pruned_warm":
-                    for part in reports[0].seconds if reports else ():
-                        p.setdefault(part, []).append(sum(report.seconds[part] for report in reports))
 
-            variants = {
-                name: (lambda n=name, r=reranker: ranked(n, r)) for name, reranker in rerankers.items()
-            }
-            times = interleaved(variants, rounds, track=track, label=f"N = {count}, {scorer}")
-            results.append(
-                EndToEnd(
-                    count,
-                    scorer,
-                    {name: times.median(name) for name in VARIANTS},
-                    times.ratio("dense_cold", "pruned_warm"),
-                    _medians(parts),
-                    {name: _medians(kinds) for name, kinds in spent.items()},
-                )
-            )
-    return results
+def _measured(
+    backbone: Backbone,
+    scorer: str,
+    count: int,
+    method: str,
+    keep: float,
+    size: tuple[int, int] | None,
+    rounds: int,
+    track: Track,
+) -> EndToEnd:
+    item = make_list("test", 0, count)
+    images = [image.resize(size) for image in item.images] if size else item.images
+    options: dict[str, Any] = {"scorer": scorer, "max_new_tokens": 2 * count}
+    rerankers = {
+        "dense_cold": Reranker(backbone, "dense", vision_cache_bytes=0, **options),
+        "dense_warm": Reranker(backbone, "dense", **options),
+        "pruned_cold": Reranker(backbone, method, keep=keep, vision_cache_bytes=0, **options),
+        "pruned_warm": Reranker(backbone, method, keep=keep, **options),
+    }
+    parts: dict[str, list[float]] = {}
+    spent: dict[str, dict[str, list[float]]] = {name: {} for name in rerankers}
+
+    def ranked(name: str) -> None:
+        reports: Sequence[PruningReport] = ()
+        # Random weights write no order; the time that it takes is spent all the same.
+        with phases(backbone.model) as phase, suppress(ScoringError):
+            reports = rerankers[name].rank(item.descriptions[0].text(), images).reports
+        for kind, seconds in phase.items():
+            spent[name].setdefault(kind, []).append(sum(seconds))
+        if name == "pruned_warm" and reports:
+            for part in reports[0].seconds:
+                parts.setdefault(part, []).append(sum(report.seconds[part] for report in reports))
+
+    variants = {name: partial(ranked, name) for name in rerankers}
+    times = interleaved(variants, rounds, track=track, label=f"N = {count}, {scorer}")
+    return EndToEnd(
+        count,
+        scorer,
+        {name: times.median(name) for name in VARIANTS},
+        times.ratio("dense_cold", "pruned_warm"),
+        _medians(parts),
+        {name: _medians(spent[name]) for name in ("dense_warm", "pruned_warm")},
+    )
 
 
 def _medians(values: dict[str, list[float]]) -> dict[str, float]:

@@ -17,7 +17,8 @@ from radical_rerank.backbones.families import Block, decoder_shape, family_of
 from radical_rerank.backbones.probe import last_row_only
 from radical_rerank.backbones.tiny import bench_model
 from radical_rerank.bench.memory import PeakMemory
-from radical_rerank.bench.timing import Ratio, Track, interleaved
+from radical_rerank.bench.timing import Ratio, interleaved
+from radical_rerank.evaluation.runner import Track
 from radical_rerank.method import macs
 from radical_rerank.pruning import Layout, Profile, Pruner, VisionSignals, build
 

@@ -20,7 +20,8 @@ import httpx
 import uvicorn
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.bench.timing import Ratio, Track, interleaved
+from radical_rerank.bench.timing import Ratio, interleaved
+from radical_rerank.evaluation.runner import Track
 from radical_rerank.reranking import Reranker
 from radical_rerank.scenes.lists import make_list
 from radical_rerank.service.app import create_app
@@ -56,17 +57,17 @@ def run_service(
     requests: int = 2000,
     track: Track = lambda items, label: items,
 ) -> ServiceResult:
-    with _listening(backbone, patience=100.0) as http:
+    with listening(backbone, patience=100.0) as url, httpx.Client(base_url=url, timeout=120) as http:
         overhead = _overhead(backbone, http, candidates, rounds, track)
         speeds = {clients: _closed_loop(http, candidates, clients) for clients in (1, 4)}
         before = 0.0
         bodies = [_body(seed, 5)[1] for seed in range(20)]
         for number in track(range(requests), "memory"):
             if number == requests // 10:
-                before = _resident()
+                before = resident()
             http.post("/rerank", json=bodies[number % len(bodies)]).raise_for_status()
-        gained = _resident() - before
-    with _listening(backbone) as http:
+        gained = resident() - before
+    with listening(backbone) as url, httpx.Client(base_url=url, timeout=120) as http:
         alone, spent = _open_loop(http, candidates, seconds)
     accepted = sorted(took for status, took in spent if status == 200)
     return ServiceResult(
@@ -137,10 +138,11 @@ def _body(seed: int, candidates: int) -> tuple[list[bytes], dict[str, Any]]:
 
 
 @contextmanager
-def _listening(backbone: Backbone, **limits: Any) -> Iterator[httpx.Client]:
+def listening(backbone: Backbone, **limits: Any) -> Iterator[str]:
+    """The address of a service of this model on a free port of this machine."""
     settings = Settings(**limits)
     app = create_app(settings, Local(settings, load=lambda: backbone))
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -148,13 +150,14 @@ def _listening(backbone: Backbone, **limits: Any) -> Iterator[httpx.Client]:
             raise RuntimeError("the server does not start")
         time.sleep(0.02)
     port = server.servers[0].sockets[0].getsockname()[1]
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
-        yield http
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
 
 
-def _resident() -> float:
+def resident() -> float:
     """Megabytes of this process, where the system tells."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:

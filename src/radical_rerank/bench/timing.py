@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from radical_rerank.backbones.families import text_model
-
-Track = Callable[[Iterable[Any], str], Iterable[Any]]
+from radical_rerank.evaluation.runner import Track
 
 
 @dataclass(frozen=True)

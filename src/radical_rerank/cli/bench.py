@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from radical_rerank.cli.common import AsJson, Model, print_json, print_table, progress, say
+from radical_rerank.cli.common import AsJson, Model, missing_extra, print_json, print_table, progress, say
 from radical_rerank.errors import InputError
 from radical_rerank.files import EMBEDDED
 
@@ -145,9 +145,7 @@ def service(
     try:
         from radical_rerank.bench.service import run_service
     except ImportError as error:
-        raise InputError(
-            f"serving needs an extra ({error.name}): pip install 'radical-rerank[serve]'"
-        ) from None
+        raise missing_extra(error, "serve") from None
     from radical_rerank.backbones import Backbone
 
     found = run_service(

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from radical_rerank.errors import InputError
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; by default the accelerator if there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, …; by default what suits the device.")]
@@ -21,6 +23,10 @@ Model = Annotated[str, typer.Option(help="A model id or a folder; by default the
 def say(line: str) -> None:
     """One line for people, on stderr."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(escape(line))
+
+
+def missing_extra(error: ImportError, extra: str) -> InputError:
+    return InputError(f"this needs an extra ({error.name}): pip install 'radical-rerank[{extra}]'")
 
 
 def print_json(data: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from radical_rerank.cli.common import Device, Dtype, say
+from radical_rerank.cli.common import Device, Dtype, missing_extra, say
 from radical_rerank.errors import InputError
 
 app = typer.Typer()
@@ -54,9 +54,7 @@ def serve(
         from radical_rerank.service.app import create_app
         from radical_rerank.service.settings import Settings
     except ImportError as error:
-        raise InputError(
-            f"serving needs an extra ({error.name}): pip install 'radical-rerank[serve]'"
-        ) from None
+        raise missing_extra(error, "serve") from None
     given: dict[str, Any] = {
         "model": model,
         "method": method,

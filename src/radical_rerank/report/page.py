@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from PIL import Image
 
 from radical_rerank.files import replacing
 from radical_rerank.reranking import Ranking
+from radical_rerank.reranking.images import data_uri
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,12 @@ class Section:
 def write_page(path: str | Path, title: str, intro: str, sections: Sequence[Section]) -> Path:
     """Write the page: one file, no other needed, no network."""
     path = Path(path)
-    template = (resources.files("radical_rerank.report") / "page.html").read_text(encoding="utf-8")
+    own = resources.files("radical_rerank.report")
+    template, paint = ((own / name).read_text(encoding="utf-8") for name in ("page.html", "paint.js"))
     # The data may hold any query, also one that would end the script.
     data = json.dumps([_section(section) for section in sections]).replace("<", "\\u003c")
     page = template.replace("{{title}}", html.escape(title)).replace("{{intro}}", html.escape(intro))
+    page = page.replace("{{paint}}", paint)
     with replacing(path) as file:
         file.write(page.replace("{{data}}", data))
     return path
@@ -53,7 +54,7 @@ def _section(section: Section) -> dict[str, Any]:
     return {
         "query": section.query,
         "relevant": list(section.relevant),
-        "images": [_data_uri(image) for image in section.images],
+        "images": [data_uri(image, "WEBP", quality=90) for image in section.images],
         "rows": [_row(row) for row in section.rows],
     }
 
@@ -64,7 +65,7 @@ def _row(row: Row) -> dict[str, Any]:
     blocks: dict[int, list[Any]] = {}
     if report is not None:
         blocks = {
-            number: [[*block.box, block.rows, block.columns] for block in found]
+            number: [asdict(block) for block in found]
             for number, found in zip(report.candidates, report.blocks, strict=True)
         }
         for stage in report.stages:
@@ -80,9 +81,3 @@ def _row(row: Row) -> dict[str, Any]:
         "blocks": blocks,
         "stages": stages,
     }
-
-
-def _data_uri(image: Image.Image) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, "WEBP", quality=90)
-    return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()

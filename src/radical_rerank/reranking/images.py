@@ -76,6 +76,13 @@ def _open_checked(document: Document, name: str, max_pixels: int) -> Image.Image
     return image
 
 
+def data_uri(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
+    """The image as a document that needs no file."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
 def _is_data_uri(document: Any) -> bool:
     return isinstance(document, str) and document[:5].lower() == "data:"
 

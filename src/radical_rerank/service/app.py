@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import hmac
-import io
 import math
 import time
 import uuid
@@ -25,6 +23,7 @@ import radical_rerank
 from radical_rerank.pruning import METHODS, build
 from radical_rerank.reranking import Query as RankQuery
 from radical_rerank.reranking import Ranking
+from radical_rerank.reranking.images import data_uri
 from radical_rerank.scenes.lists import make_list
 from radical_rerank.service.backend import Backend, Local
 from radical_rerank.service.documents import Pictures
@@ -39,6 +38,7 @@ from radical_rerank.service.schema import (
     Usage,
 )
 from radical_rerank.service.settings import Settings
+from radical_rerank.service.worker import Work
 
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -58,7 +58,12 @@ CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 400: "in
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     code: {"model": ErrorResponse} for code in (400, 401, 413, 422, 429, 500, 503, 504)
 }
-FILES = {"style.css": "text/css; charset=utf-8", "app.js": "text/javascript; charset=utf-8"}
+# What the page loads: the folder it lies in, and its kind.
+FILES = {
+    "style.css": ("service/page", "text/css; charset=utf-8"),
+    "app.js": ("service/page", "text/javascript; charset=utf-8"),
+    "paint.js": ("report", "text/javascript; charset=utf-8"),
+}
 
 
 def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
@@ -138,7 +143,8 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
         with source.admitted():
             query, images = await asyncio.to_thread(_read, body, settings, fetcher)
             deadline = started + settings.deadline
-            ranking = await source.rank(query, images, (method, keep), deadline, request.is_disconnected)
+            work = Work(query, images, (method, keep), deadline)
+            ranking = await source.rank(work, request.is_disconnected)
         metrics.seconds.observe(time.monotonic() - started)
         return _answer(body, ranking, settings.model)
 
@@ -188,17 +194,18 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     async def sample(seed: Annotated[int, Query(ge=0, lt=100_000)] = 0) -> dict[str, Any]:
         return await asyncio.to_thread(_sample, seed)
 
-    pages = resources.files("radical_rerank.service") / "page"
+    package = resources.files("radical_rerank")
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> str:
-        return (pages / "index.html").read_text(encoding="utf-8")
+        return (package / "service/page/index.html").read_text(encoding="utf-8")
 
     @app.get("/static/{name}", include_in_schema=False)
     async def static(name: str) -> Response:
         if name not in FILES:
             raise HTTPException(404, "there is no such file")
-        return Response((pages / name).read_text(encoding="utf-8"), media_type=FILES[name])
+        folder, kind = FILES[name]
+        return Response((package / folder / name).read_text(encoding="utf-8"), media_type=kind)
 
     return app
 
@@ -206,13 +213,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
 def _sample(seed: int) -> dict[str, Any]:
     """A generated list with its query, as the page's sample gallery."""
     item = make_list("test", seed, 12)
-    return {"query": item.descriptions[0].text(), "images": [_data_uri(image) for image in item.images]}
-
-
-def _data_uri(image: Any) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return {"query": item.descriptions[0].text(), "images": [data_uri(image) for image in item.images]}
 
 
 def _read(

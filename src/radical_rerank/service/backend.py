@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
-
-from PIL import Image
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.errors import OutOfWorldWarning
 from radical_rerank.pruning import build
-from radical_rerank.reranking import Query, Ranking, Reranker
+from radical_rerank.reranking import Ranking, Reranker
 from radical_rerank.reranking.cache import VisionCache
 from radical_rerank.scenes.lists import make_list
 from radical_rerank.service.errors import ServiceError
 from radical_rerank.service.settings import Settings
-from radical_rerank.service.worker import Job, Worker
+from radical_rerank.service.worker import Job, Work, Worker
 
 Gone = Callable[[], Awaitable[bool]]
 """whether the client has gone away"""
@@ -41,15 +39,8 @@ class Backend(Protocol):
     def admitted(self) -> AbstractContextManager[None]:
         """A place for one request, or a ServiceError at once."""
 
-    async def rank(
-        self,
-        query: Query,
-        images: Sequence[Image.Image],
-        kind: tuple[str, float],
-        deadline: float,
-        gone: Gone,
-    ) -> Ranking:
-        """kind: method and keep; deadline: on the monotonic clock."""
+    async def rank(self, work: Work, gone: Gone) -> Ranking:
+        """The ranking, or a ServiceError."""
 
     async def profile(self) -> dict[str, Any] | None:
         """H_norm, α and the chosen layers of the model, for the page."""
@@ -120,21 +111,14 @@ class Local:
         assert self.worker is not None
         return self.worker.admitted()
 
-    async def rank(
-        self,
-        query: Query,
-        images: Sequence[Image.Image],
-        kind: tuple[str, float],
-        deadline: float,
-        gone: Gone,
-    ) -> Ranking:
+    async def rank(self, work: Work, gone: Gone) -> Ranking:
         assert self.worker is not None
         loop = asyncio.get_running_loop()
-        job = Job(query, images, kind, deadline, loop, loop.create_future())
+        job = Job(work, loop, loop.create_future())
         self.worker.submit(job)
         try:
             while True:
-                left = deadline - time.monotonic()
+                left = work.deadline - time.monotonic()
                 if left <= 0:
                     job.future.cancel()
                     raise ServiceError(504, "deadline", "the ranking took longer than the deadline")

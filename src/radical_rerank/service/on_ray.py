@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from PIL import Image
-
 from radical_rerank.errors import InputError
-from radical_rerank.reranking import Query, Ranking
+from radical_rerank.reranking import Ranking
 from radical_rerank.service.app import create_app
 from radical_rerank.service.backend import Gone, Local
 from radical_rerank.service.errors import ServiceError
 from radical_rerank.service.settings import Settings
+from radical_rerank.service.worker import Work
 
 APP = "radical"
 TRIES = 3
@@ -32,15 +31,16 @@ class Ranker:
         self._local = Local(settings)
         self._local.start()
 
-    async def rank(
-        self, query: Query, images: Sequence[Image.Image], kind: tuple[str, float], seconds: float
-    ) -> Ranking | tuple[int, str, str, dict[str, str]]:
+    async def rank(self, work: Work, seconds: float) -> Ranking | tuple[int, str, str, dict[str, str]]:
+        """seconds: what is left until the deadline, since clocks differ between machines"""
+
         async def never() -> bool:
             return False
 
         try:
             with self._local.admitted():
-                ranking = await self._local.rank(query, images, kind, time.monotonic() + seconds, never)
+                here = replace(work, deadline=time.monotonic() + seconds)
+                ranking = await self._local.rank(here, never)
         except ServiceError as error:
             return error.status, error.code, error.message, error.headers
         # The documents stay with the front.
@@ -69,11 +69,8 @@ class Remote:
     def stop(self) -> None:
         self.ready = False
 
-    def admitted(self) -> AbstractContextManager[None]:
-        return self._admitted()
-
     @contextmanager
-    def _admitted(self) -> Iterator[None]:
+    def admitted(self) -> Iterator[None]:
         if self.inside >= self.places:
             raise ServiceError(429, "overloaded", "too many requests are waiting", {"Retry-After": "1"})
         self.inside += 1
@@ -82,25 +79,16 @@ class Remote:
         finally:
             self.inside -= 1
 
-    async def rank(
-        self,
-        query: Query,
-        images: Sequence[Image.Image],
-        kind: tuple[str, float],
-        deadline: float,
-        gone: Gone,
-    ) -> Ranking:
+    async def rank(self, work: Work, gone: Gone) -> Ranking:
         from ray.exceptions import RayActorError, RayTaskError
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
         for attempt in range(TRIES):
-            left = deadline - time.monotonic()
+            left = work.deadline - time.monotonic()
             if left <= 0 or await gone():
                 raise ServiceError(504, "deadline", "the ranking took longer than the deadline")
             try:
-                answer = await asyncio.wait_for(
-                    self._ranker.rank.remote(query, list(images), kind, left), timeout=left
-                )
+                answer = await asyncio.wait_for(self._ranker.rank.remote(work, left), timeout=left)
             except (RayActorError, DeploymentUnavailableError):  # the replica has died: another may live
                 await asyncio.sleep(0.1 * 2**attempt)
                 continue

@@ -20,14 +20,25 @@ from radical_rerank.service.errors import ServiceError
 log = logging.getLogger("radical_rerank.service")
 
 
-@dataclass(eq=False)
-class Job:
-    """One list to rank. `kind` is (method, keep): jobs of a kind may run together."""
+@dataclass(frozen=True)
+class Work:
+    """One list to rank.
+
+    kind: method and keep; lists of a kind may run together
+    deadline: on this machine's monotonic clock
+    """
 
     query: Query
     images: Sequence[Image.Image]
     kind: tuple[str, float]
     deadline: float
+
+
+@dataclass(eq=False)
+class Job:
+    """Work, and where its answer goes."""
+
+    work: Work
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Ranking]
     since: float = field(default_factory=time.monotonic)
@@ -147,7 +158,7 @@ class Worker:
             for job in list(self._line):
                 if len(batch) == self._max_batch:
                     break
-                if job.kind == first.kind:
+                if job.work.kind == first.work.kind:
                     self._line.remove(job)
                     batch.append(job)
             self._running, self._since = len(batch), time.monotonic()
@@ -157,14 +168,14 @@ class Worker:
         """Answers every job; returns how many lists were ranked."""
         now = time.monotonic()
         for job in batch:
-            if now > job.deadline:
+            if now > job.work.deadline:
                 self._fail(job, ServiceError(504, "deadline", "the request waited longer than its deadline"))
-        batch = [job for job in batch if now <= job.deadline and not job.future.done()]
+        batch = [job for job in batch if now <= job.work.deadline and not job.future.done()]
         if not batch:
             return 0
-        reranker = self._reranker_for(*batch[0].kind)
+        reranker = self._reranker_for(*batch[0].work.kind)
         try:
-            lists = [(job.query, job.images) for job in batch]
+            lists = [(job.work.query, job.work.images) for job in batch]
             rankings: Sequence[Ranking | ServiceError] = list(
                 reranker.rank_many(lists, batch_size=len(lists))
             )
@@ -180,7 +191,7 @@ class Worker:
 
     def _alone(self, reranker: Reranker, job: Job) -> Ranking | ServiceError:
         try:
-            return reranker.rank(job.query, job.images)
+            return reranker.rank(job.work.query, job.work.images)
         except RadicalError as error:
             return ServiceError(422, "cannot_rank", str(error))
 

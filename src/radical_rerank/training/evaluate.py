@@ -17,6 +17,7 @@ from radical_rerank.errors import InputError
 from radical_rerank.evaluation.datasets import Dataset
 from radical_rerank.evaluation.metrics import measure
 from radical_rerank.evaluation.questions import accuracy
+from radical_rerank.evaluation.runner import Track
 from radical_rerank.evaluation.scene_sets import scenes, scenes_composed, scenes_questions
 from radical_rerank.files import replacing
 from radical_rerank.method import (
@@ -32,8 +33,6 @@ from radical_rerank.reranking.cache import VisionCache
 from radical_rerank.reranking.calibration import profile_of
 from radical_rerank.scenes.lists import SceneList, make_list
 from radical_rerank.training.batches import shown_by
-
-Track = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,4 @@
 const $ = id => document.getElementById(id);
-const make = (parent, tag, text, cls) => {
-  const node = parent.appendChild(document.createElement(tag));
-  if (text !== undefined) node.textContent = text;
-  if (cls) node.className = cls;
-  return node;
-};
 const state = { pictures: [], dense: null, pruned: null };
 
 function say(text, bad = false) {
@@ -114,7 +108,8 @@ function show() {
     $("stage-name").textContent = stage.label;
     for (const [index, canvas] of canvases) {
       const place = report.candidates.indexOf(index);
-      paint(canvas, state.pictures[index].image, report.blocks[place], place < 0 ? null : stage.alive?.[place]);
+      const { image } = state.pictures[index];
+      paint(canvas, image, report.blocks[place], place < 0 ? null : stage.alive?.[place], scaleOf(image));
     }
   };
   slider.oninput = draw;
@@ -128,7 +123,8 @@ function grid(box, results, before) {
     const canvas = make(figure, "canvas");
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", `rank ${place + 1}: ${state.pictures[result.index].name}`);
-    paint(canvas, state.pictures[result.index].image, [], null);
+    const { image } = state.pictures[result.index];
+    paint(canvas, image, [], null, scaleOf(image));
     const caption = make(figure, "figcaption");
     const moved = before ? before.get(result.index) - place : 0;
     make(caption, "span", `${place + 1}` + (moved > 0 ? ` ▲${moved}` : moved < 0 ? ` ▼${-moved}` : ""),
@@ -137,30 +133,8 @@ function grid(box, results, before) {
     return [result.index, canvas];
   });
 }
-// The whole picture grey and faint, then the parts whose tokens are alive as they are.
-function paint(canvas, image, blocks, alive) {
-  const scale = Math.min(1, 360 / Math.max(image.naturalWidth, image.naturalHeight)) * (image.naturalWidth < 180 ? 2 : 1);
-  canvas.width = Math.round(image.naturalWidth * scale);
-  canvas.height = Math.round(image.naturalHeight * scale);
-  const ctx = canvas.getContext("2d");
-  canvas.dataset.alive = alive ? alive.length : "all";
-  if (!alive) { ctx.drawImage(image, 0, 0, canvas.width, canvas.height); return; }
-  ctx.filter = "grayscale(1) contrast(0.35) brightness(1.45)";
-  ctx.drawImage(image, 0, 0, canvas.width, canvas.height);
-  ctx.filter = "none";
-  let first = 0;
-  for (const { box: [left, top, right, bottom], rows, columns } of blocks) {
-    for (const token of alive) {
-      const number = token - first;
-      if (number < 0 || number >= rows * columns) continue;
-      const w = (right - left) / columns, h = (bottom - top) / rows;
-      const x = left + (number % columns) * w, y = top + Math.floor(number / columns) * h;
-      ctx.drawImage(image, x * image.naturalWidth, y * image.naturalHeight, w * image.naturalWidth,
-        h * image.naturalHeight, x * canvas.width, y * canvas.height, w * canvas.width, h * canvas.height);
-    }
-    first += rows * columns;
-  }
-}
+const scaleOf = image =>
+  Math.min(1, 360 / Math.max(image.naturalWidth, image.naturalHeight)) * (image.naturalWidth < 180 ? 2 : 1);
 
 // The layer profile.
 function plot(profile) {
