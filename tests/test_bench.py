@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.bench.end_to_end import EndToEnd, growth, paper_backbone, run_end_to_end
 from radical_rerank.bench.prefill import SHAPES, Bench, run_prefill
 from radical_rerank.bench.throughput import run_throughput
-from radical_rerank.bench.timing import Ratio, Times, interleaved, phases
+from radical_rerank.bench.timing import Ratio, StepTimes, Times, interleaved, lockstep, phases
 from radical_rerank.errors import ScoringError
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import build
@@ -37,6 +41,34 @@ def test_rounds_are_interleaved_and_the_first_does_not_count() -> None:
     assert all(len(values) == 3 for values in times.seconds.values())
 
 
+def test_in_lockstep_one_module_of_each_runs_in_turn() -> None:
+    ran: list[str] = []
+
+    class Step(nn.Module):
+        def __init__(self, name: str, seconds: float) -> None:
+            super().__init__()
+            self.name, self.seconds = name, seconds
+
+        def forward(self) -> None:
+            ran.append(self.name)
+            time.sleep(self.seconds)
+
+    def variant(name: str, seconds: float, count: int) -> tuple[Any, list[nn.Module]]:
+        steps = [Step(f"{name}{i}", seconds) for i in range(count)]
+        return lambda: [step() for step in steps], steps
+
+    times = lockstep({"a": variant("a", 0.01, 3), "b": variant("b", 0.03, 2)}, 2)
+    assert [sorted(ran[i : i + 2]) for i in (0, 2)] == [["a0", "b0"], ["a1", "b1"]]
+    assert len(ran) == 15
+    assert 0.3 < times.ratio("a", "b").median < 0.8  # 3 × 0.01 over 2 × 0.03, not what both waited
+
+    def broken() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        lockstep({"a": variant("a", 0.0, 1), "b": (broken, [])}, 1)
+
+
 def test_ratios_are_of_the_same_round() -> None:
     times = Times({"a": [1.0, 10.0, 3.0], "b": [2.0, 20.0, 3.0]})
     assert times.ratio("a", "b").median == 0.5
@@ -45,12 +77,30 @@ def test_ratios_are_of_the_same_round() -> None:
     assert Times({"a": [1.0], "b": [4.0]}).ratio("a", "b") == Ratio(0.25, 0.25, 0.25, 0.25)
 
 
+def test_a_disturbed_step_does_not_count() -> None:
+    steps = {"a": [[1.0, 2.0], [9.0, 2.0], [1.0, 7.0]], "b": [[2.0, 4.0], [2.0, 4.0], [2.0, 4.0]]}
+    times = StepTimes({name: [sum(found) for found in rounds] for name, rounds in steps.items()}, steps)
+    assert times.median("a") == 3.0
+    assert times.ratio("a", "b").median == times.ratio("a", "b").best == 0.5
+    assert times.ratio("a", "b").high == pytest.approx(11 / 6)
+
+
 def test_the_prompt_has_the_shape_it_says() -> None:
     shape = SHAPES["paper"](128)
     bench = Bench(replace(shape, layers=4))
     assert bench.layout.length == 3904
     assert len(bench.layout.positions) == 3600
     assert [len(candidate) for candidate in bench.layout.candidates] == [180] * 20
+
+
+def test_a_twin_shares_the_weights_and_not_the_hooks() -> None:
+    bench = Bench(SMALL)
+    twin = bench.twin()
+    assert [id(p) for p in twin.model.parameters()] == [id(p) for p in bench.model.parameters()]
+    expected = bench.forward()
+    with build("random", keep=0.25, schedule=(1, 3), alpha=1.0).on(bench.model, bench.layout):
+        assert torch.equal(twin.forward(), expected)
+        assert not torch.equal(bench.forward(), expected)
 
 
 def test_prefill_counts_what_ran() -> None:
@@ -80,7 +130,7 @@ def test_the_bare_layers_run_on_exactly_the_tokens_of_the_schedule() -> None:
         layer.register_forward_hook(lambda module, args, output: seen.append(output.shape[1]))
         for layer in bench.decoder.layers
     ]
-    bench.bare(counts)()
+    bench.bare(counts)
     for handle in handles:
         handle.remove()
     assert seen == counts
@@ -125,7 +175,23 @@ def test_the_papers_shape_end_to_end() -> None:
 
 def test_throughput(backbone: Backbone) -> None:
     results = run_throughput(
-        backbone, lists=2, candidates=3, batch_sizes=(1, 2), methods=(("fastv", 0.5),), rounds=1
+        backbone, lists=2, candidates=3, batch_sizes=(1, 2), clients=(), methods=(("fastv", 0.5),), rounds=1
     )
-    assert [(r.method, r.batch_size) for r in results] == [("fastv 50%", 1), ("fastv 50%", 2)]
+    assert [(r.through, r.method, r.at_once) for r in results] == [
+        ("rank_many", "fastv 50%", 1),
+        ("rank_many", "fastv 50%", 2),
+    ]
+    assert all(r.lists_per_second > 0 for r in results)
+
+
+def test_throughput_of_the_service() -> None:
+    pytest.importorskip("fastapi", reason="the service is an extra")
+    results = run_throughput(
+        Backbone.from_pretrained(), lists=2, candidates=3, batch_sizes=(2,), clients=(1, 2), rounds=2
+    )
+    assert [(r.through, r.method, r.at_once) for r in results] == [
+        ("rank_many", "dense", 2),
+        ("rank_many", "radical 20%", 2),
+        *(("service", method, clients) for method in ("dense", "radical 20%") for clients in (1, 2)),
+    ]
     assert all(r.lists_per_second > 0 for r in results)

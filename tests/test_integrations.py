@@ -16,7 +16,10 @@ from radical_rerank import RaDiCal, Reranker
 from radical_rerank.backbones import Backbone
 from radical_rerank.bench.service import listening
 from radical_rerank.errors import InputError
-from radical_rerank.reranking import Ranking
+from radical_rerank.evaluation.datasets import Dataset
+from radical_rerank.evaluation.metrics import measure
+from radical_rerank.evaluation.scene_sets import scenes, scenes_composed, scenes_gallery
+from radical_rerank.reranking import Query, Ranking
 from tests.cases import PROFILE, draw_list
 from tests.test_service import encoded, plain, uri
 
@@ -164,6 +167,74 @@ def test_mteb(reranker: Reranker, expected: Ranking) -> None:
     assert sorted(found["q"], key=lambda name: -found["q"][name]) == [f"d{i}" for i in expected.order]
     with pytest.raises(InputError, match="convert_to_reranking"):
         model.search(queries, top_k=5)
+
+
+class Alphabet:
+    """A first stage for MTEB that does not look: the gallery in the order of its names."""
+
+    mteb_model_meta: Any = None
+
+    def index(self, corpus: Any, **_: Any) -> None:
+        self.names = sorted(corpus["id"])
+
+    def search(self, queries: Any, *, top_k: int, **_: Any) -> dict[str, dict[str, float]]:
+        return {query["id"]: {name: 1 / (1 + i) for i, name in enumerate(self.names)} for query in queries}
+
+
+def test_mteb_evaluates_its_tasks(reranker: Reranker, tmp_path: Path) -> None:
+    """Its own evaluation of lists, composed lists and of what a first stage found equals ours."""
+    mteb = pytest.importorskip("mteb", reason="an extra")
+    from mteb.models.model_meta import ModelMeta
+
+    from radical_rerank.integrations.mteb import RadicalSearch, task_of
+
+    model = RadicalSearch(reranker=reranker)
+
+    def evaluated(search: Any, task: Any, **options: Any) -> dict[str, float]:
+        found = mteb.evaluate(search, task, cache=None, show_progress_bar=False, **options)
+        return found[0].scores["test"][0]
+
+    def by_hand(data: Dataset, lists: dict[str, list[str]]) -> dict[str, dict[str, float]]:
+        runs = {}
+        for task in data.tasks:
+            reference = None if task.reference is None else data.picture(task.reference)
+            names = lists[task.id]
+            ranking = reranker.rank(Query(task.text, reference), [data.picture(name) for name in names])
+            runs[task.id] = [names[i] for i in ranking.order]
+        return measure(runs, {task.id: task.relevant for task in data.tasks})
+
+    for data in (scenes(lists=4, count=6), scenes_composed(lists=3, count=6)):
+        ours = by_hand(data, {task.id: list(task.candidates or ()) for task in data.tasks})
+        theirs = evaluated(model, task_of(data))
+        assert theirs["mrr_at_10"] == pytest.approx(np.mean([v["MRR@10"] for v in ours.values()]), abs=1e-5)
+        assert theirs["ndcg_at_10"] == pytest.approx(np.mean([v["nDCG@10"] for v in ours.values()]), abs=1e-5)
+
+    gallery = scenes_gallery(size=12, queries=4)
+    task = task_of(gallery)
+    first = Alphabet()
+    about = {"name": "test/alphabet", "revision": "1", "modalities": ["text", "image"]}
+    first.mteb_model_meta = ModelMeta.create_empty(overwrites=about)
+    before = evaluated(first, task, prediction_folder=tmp_path)
+    after = evaluated(model, task.convert_to_reranking(tmp_path, top_k=12))
+    ours = by_hand(gallery, {task.id: sorted(gallery.gallery) for task in gallery.tasks})
+    assert after["mrr_at_10"] == pytest.approx(np.mean([v["MRR@10"] for v in ours.values()]), abs=1e-5)
+    assert after["mrr_at_10"] > before["mrr_at_10"]
+
+
+def test_mteb_keeps_the_results_of_settings_apart(backbone: Backbone, tmp_path: Path) -> None:
+    mteb = pytest.importorskip("mteb", reason="an extra")
+    from mteb.cache import ResultCache
+
+    from radical_rerank.integrations.mteb import RadicalSearch, task_of
+
+    task, cache = task_of(scenes(lists=2, count=4)), ResultCache(tmp_path)
+    ranked = []
+    for keep in (0.5, 0.25, 0.5):
+        model = RadicalSearch(reranker=Reranker(backbone, "fastv", keep=keep, max_image_tokens=48))
+        rank = model.reranker.rank
+        model.reranker.rank = lambda *a, keep=keep, rank=rank: (ranked.append(keep), rank(*a))[1]
+        mteb.evaluate(model, task, cache=cache, show_progress_bar=False)
+    assert ranked == [0.5, 0.5, 0.25, 0.25]  # the third finds what the first kept
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

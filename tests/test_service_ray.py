@@ -32,15 +32,32 @@ def url() -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    deploy(Settings(patience=100.0, deadline=120.0), "local", port=port, replicas=2)
+    deploy(Settings(patience=100.0, deadline=120.0), port=port, max_replicas=2, upscale_delay=1.0)
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()
     ray.shutdown()
 
 
-def test_the_same_service_and_no_request_is_lost_with_a_replica(url: str) -> None:
+def rankers() -> list[str]:
+    """The replicas that live, by the names of their actors."""
     import ray
 
+    return [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if "Ranker" in a["name"]]
+
+
+def running() -> int:
+    from ray import serve
+
+    return serve.status().applications["radical"].deployments["Ranker"].replica_states.get("RUNNING", 0)
+
+
+def ask(url: str) -> httpx.Response:
+    query, images = draw_list(4, 20)
+    documents = [uri(image) for image in images]
+    return httpx.post(f"{url}/rerank", json={"query": query, "documents": documents}, timeout=120)
+
+
+def test_the_same_service(url: str) -> None:
     answer = httpx.post(f"{url}/v1/rerank", json=body(return_pruning=True), timeout=120)
     assert answer.status_code == 200, answer.text
     expected = Reranker.from_pretrained(keep=0.2).rank(QUERY, PICTURES)
@@ -51,16 +68,28 @@ def test_the_same_service_and_no_request_is_lost_with_a_replica(url: str) -> Non
     assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
     assert httpx.get(f"{url}/v1/about", timeout=60).json()["profile"]["schedule"]
 
-    query, images = draw_list(4, 20)
-    long = {"query": query, "documents": [uri(image) for image in images]}
 
-    def ask(_: int) -> httpx.Response:
-        return httpx.post(f"{url}/rerank", json=long, timeout=120)
+def test_a_replica_is_added_under_load(url: str) -> None:
+    assert running() == 1
+    until = time.monotonic() + 90
+
+    def keep_asking() -> None:
+        while running() < 2 and time.monotonic() < until:
+            assert ask(url).status_code == 200
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(keep_asking) for _ in range(4)]:
+            future.result()
+    assert running() == 2
+
+
+def test_no_request_is_lost_with_a_replica(url: str) -> None:
+    import ray
 
     with ThreadPoolExecutor(6) as pool:
-        futures = [pool.submit(ask, i) for i in range(18)]
+        futures = [pool.submit(ask, url) for _ in range(18)]
         time.sleep(1.0)
-        actors = [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if "Ranker" in a["name"]]
+        actors = rankers()
         assert len(actors) == 2
         ray.kill(ray.get_actor(actors[0], namespace="serve"))
         answers = [future.result() for future in futures]

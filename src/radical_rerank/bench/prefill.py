@@ -7,7 +7,9 @@ with no scoring and no bookkeeping. Efficiency is that time over the measured on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy, deepcopy
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from radical_rerank.backbones.families import Block, decoder_shape, family_of
 from radical_rerank.backbones.probe import last_row_only
 from radical_rerank.backbones.tiny import bench_model
 from radical_rerank.bench.memory import PeakMemory
-from radical_rerank.bench.timing import Ratio, interleaved
+from radical_rerank.bench.timing import Ratio, lockstep
 from radical_rerank.evaluation.runner import Track
 from radical_rerank.method import macs
 from radical_rerank.pruning import Layout, Profile, Pruner, VisionSignals, build
@@ -136,16 +138,26 @@ class Bench:
             **family.inputs(self.model, features, input_ids),
         }
 
+        # What the bare layers run on.
+        self.states = torch.randn(1, len(ids), hidden, generator=draw).to(self.device, dtype)
+        positions = torch.arange(len(ids), device=self.device).expand(3, 1, -1)
+        self.rotary = self.decoder.rotary_emb(self.states, positions)
+
+    def twin(self) -> Bench:
+        """The same with modules of its own, so that hooks do not meet, and with the same weights."""
+        twin = copy(self)
+        shared = {id(tensor): tensor for tensor in [*self.model.parameters(), *self.model.buffers()]}
+        twin.model = deepcopy(self.model, shared)
+        twin.decoder = twin.model.model.language_model
+        return twin
+
     @torch.inference_mode()
     def forward(self) -> torch.Tensor:
         return self.model(**self.inputs, logits_to_keep=1, use_cache=False).logits
 
-    def pruned(self, pruner: Pruner) -> Callable[[], object]:
-        def run() -> None:
-            with pruner.on(self.model, self.layout, [self.signals]):
-                self.forward()
-
-        return run
+    def pruned(self, pruner: Pruner) -> None:
+        with pruner.on(self.model, self.layout, [self.signals]):
+            self.forward()
 
     def counts(self, pruner: Pruner) -> list[int]:
         """n_l of a method, from a run."""
@@ -153,24 +165,15 @@ class Bench:
             self.forward()
         return list(run.tokens_per_layer)
 
-    def bare(self, counts: Sequence[int]) -> Callable[[], object]:
+    @torch.inference_mode()
+    def bare(self, counts: Sequence[int]) -> None:
         """The layers alone on so many tokens each, and the norm and head of the last."""
-        longest = max(counts)
-        states = torch.randn(1, longest, self.shape.width).to(self.device, self.model.dtype)
-        positions = torch.arange(longest, device=self.device).expand(3, 1, -1)
-        cos, sin = self.decoder.rotary_emb(states, positions)
-
-        @torch.inference_mode()
-        def run() -> None:
-            hidden = states
-            for layer, count in zip(self.decoder.layers, counts, strict=True):
-                if count != hidden.shape[1]:
-                    hidden = hidden[:, :count].contiguous()
-                rotary = cos[:, :count], sin[:, :count]
-                hidden = layer(hidden, attention_mask=None, position_embeddings=rotary)
-            self.model.lm_head(self.decoder.norm(hidden[:, -1:]))
-
-        return run
+        hidden, (cos, sin) = self.states, self.rotary
+        for layer, count in zip(self.decoder.layers, counts, strict=True):
+            if count != hidden.shape[1]:
+                hidden = hidden[:, :count].contiguous()
+            hidden = layer(hidden, attention_mask=None, position_embeddings=(cos[:, :count], sin[:, :count]))
+        self.model.lm_head(self.decoder.norm(hidden[:, -1:]))
 
     def stage_memory(self, pruner: Pruner) -> list[StageMemory]:
         heads = self.model.config.text_config.num_attention_heads
@@ -186,7 +189,7 @@ class Bench:
 
         pruner.select = metered  # type: ignore[method-assign]
         try:
-            self.pruned(pruner)()
+            self.pruned(pruner)
         finally:
             del pruner.select
         return found
@@ -218,21 +221,25 @@ def run_prefill(
     labels = {pair: f"{pair[0]} {pair[1]:.0%}" for pair in pruners}
     first = next(iter(pruners))
 
-    def one_row() -> None:
+    def one_row(bench: Bench) -> None:
         pruned = pruners[first].on(bench.model, bench.layout, [bench.signals])
         with pruned, last_row_only(bench.decoder.layers):
             bench.forward()
 
-    variants: dict[str, Callable[[], object]] = {
-        "stock": bench.forward,
-        "hooks": bench.pruned(made("radical", 1.0)),
+    counts = {pair: bench.counts(pruner) for pair, pruner in pruners.items()}
+    ways: dict[str, Callable[[Bench], object]] = {
+        "stock": Bench.forward,
+        "hooks": partial(Bench.pruned, pruner=made("radical", 1.0)),
         "one row": one_row,
     }
-    counts = {pair: bench.counts(pruner) for pair, pruner in pruners.items()}
     for pair, pruner in pruners.items():
-        variants[labels[pair]] = bench.pruned(pruner)
-        variants[f"{labels[pair]}, bare"] = bench.bare(counts[pair])
-    times = interleaved(variants, rounds, track=track, label="prefill")
+        ways[labels[pair]] = partial(Bench.pruned, pruner=pruner)
+        ways[f"{labels[pair]}, bare"] = partial(Bench.bare, counts=counts[pair])
+    variants = {}
+    for name, way in ways.items():
+        twin = bench.twin()
+        variants[name] = partial(way, twin), twin.decoder.layers
+    times = lockstep(variants, rounds, track=track, label="prefill")
     whole = macs([bench.layout.length] * shape.layers, cost)
     text = bench.layout.length - len(bench.layout.positions)
     results = []

@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,14 +33,12 @@ from radical_rerank.service.settings import Settings
 class ServiceResult:
     """overhead: one client's request over a direct `Reranker.rank` of the same encoded images, of lists that
     neither has seen
-    lists_per_second: closed loops of so many clients
     unloaded, loaded: seconds of a request alone (median) and of those let in at twice the load (p95)
     statuses: how that load was answered
     megabytes: resident memory gained over `requests` requests after the first tenth
     """
 
     overhead: Ratio
-    lists_per_second: dict[int, float]
     unloaded: float
     loaded: float
     statuses: dict[int, int]
@@ -59,9 +57,8 @@ def run_service(
 ) -> ServiceResult:
     with listening(backbone, patience=100.0) as url, httpx.Client(base_url=url, timeout=120) as http:
         overhead = _overhead(backbone, http, candidates, rounds, track)
-        speeds = {clients: _closed_loop(http, candidates, clients) for clients in (1, 4)}
         before = 0.0
-        bodies = [_body(seed, 5)[1] for seed in range(20)]
+        bodies = [request_of(seed, 5)[1] for seed in range(20)]
         for number in track(range(requests), "memory"):
             if number == requests // 10:
                 before = resident()
@@ -72,7 +69,6 @@ def run_service(
     accepted = sorted(took for status, took in spent if status == 200)
     return ServiceResult(
         overhead,
-        speeds,
         alone,
         accepted[int(0.95 * len(accepted))] if accepted else float("nan"),
         dict(Counter(status for status, _ in spent)),
@@ -83,7 +79,7 @@ def run_service(
 
 def _overhead(backbone: Backbone, http: httpx.Client, candidates: int, rounds: int, track: Track) -> Ratio:
     direct = Reranker(backbone, "radical", keep=0.2)
-    work = [_body(1000 + seed, candidates) for seed in range(rounds + 1)]
+    work = [request_of(1000 + seed, candidates) for seed in range(rounds + 1)]
     turn = {"direct": iter(work), "service": iter(work)}
 
     def by_hand() -> None:
@@ -97,8 +93,8 @@ def _overhead(backbone: Backbone, http: httpx.Client, candidates: int, rounds: i
     return times.ratio("service", "direct")
 
 
-def _closed_loop(http: httpx.Client, candidates: int, clients: int, each: int = 8) -> float:
-    work = [_body(2000 + 100 * clients + seed, candidates)[1] for seed in range(clients * each)]
+def closed_loop(http: httpx.Client, work: Sequence[dict[str, Any]], clients: int) -> float:
+    """Lists per second that so many clients get, each asking again when it is answered."""
     start = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         for answer in pool.map(lambda body: http.post("/rerank", json=body), work):
@@ -114,7 +110,7 @@ def _open_loop(http: httpx.Client, candidates: int, seconds: float) -> tuple[flo
         answer = http.post("/rerank", json=body)
         return answer.status_code, time.perf_counter() - start
 
-    work = [_body(3000 + seed, candidates)[1] for seed in range(40)]
+    work = [request_of(3000 + seed, candidates)[1] for seed in range(40)]
     alone = statistics.median(ask(body)[1] for body in work[:12])
     draw = random.Random(0)
     with ThreadPoolExecutor(64) as pool:
@@ -126,7 +122,7 @@ def _open_loop(http: httpx.Client, candidates: int, seconds: float) -> tuple[flo
         return alone, [future.result() for future in futures]
 
 
-def _body(seed: int, candidates: int) -> tuple[list[bytes], dict[str, Any]]:
+def request_of(seed: int, candidates: int) -> tuple[list[bytes], dict[str, Any]]:
     """A list's encoded images, and the same as a request."""
     item = make_list("test", seed, candidates)
     images = []

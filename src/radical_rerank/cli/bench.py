@@ -121,16 +121,22 @@ def end_to_end(
 
 @app.command()
 def throughput(model: Model = EMBEDDED, rounds: Rounds = 3, as_json: AsJson = False) -> None:
-    """Lists per second of `rank_many`, one at a time and in batches."""
+    """Lists per second of `rank_many` and of the service, one at a time and in batches."""
     from radical_rerank.backbones import Backbone
     from radical_rerank.bench.throughput import run_throughput
 
-    results = run_throughput(Backbone.from_pretrained(model), rounds=rounds)
+    clients: tuple[int, ...] = (1, 4)
+    try:
+        import radical_rerank.bench.service  # noqa: F401
+    except ImportError as error:
+        say(f"without the service: {missing_extra(error, 'serve')}")
+        clients = ()
+    results = run_throughput(Backbone.from_pretrained(model), clients=clients, rounds=rounds, track=progress)
     if as_json:
         print_json([asdict(result) for result in results])
         return
-    lines = [(r.method, str(r.batch_size), f"{r.lists_per_second:.2f}") for r in results]
-    print_table(("method", "batch", "lists / s"), lines, f"throughput, {model}, N = 20")
+    lines = [(r.through, r.method, str(r.at_once), f"{r.lists_per_second:.2f}") for r in results]
+    print_table(("through", "method", "at once", "lists / s"), lines, f"throughput, {model}, N = 20")
 
 
 @app.command()
@@ -141,7 +147,7 @@ def service(
     rounds: Rounds = 15,
     as_json: AsJson = False,
 ) -> None:
-    """The HTTP service: overhead, lists per second, latency at twice its load, memory."""
+    """The HTTP service: overhead, latency at twice its load, memory."""
     try:
         from radical_rerank.bench.service import run_service
     except ImportError as error:
@@ -157,7 +163,6 @@ def service(
     answers = ", ".join(f"{count} × {status}" for status, count in sorted(found.statuses.items()))
     lines = [
         ("a request / a direct call", str(found.overhead)),
-        *((f"lists per second, {n} client(s)", f"{v:.2f}") for n, v in found.lists_per_second.items()),
         ("a request alone, median", f"{found.unloaded:.3f} s"),
         ("let in at twice the load, p95", f"{found.loaded:.3f} s = {found.loaded / found.unloaded:.2f} ×"),
         ("answers at twice the load", answers),

@@ -34,13 +34,20 @@ def serve(
     deadline: Annotated[float | None, typer.Option(help="Seconds per request: 60.")] = None,
     device: Device = None,
     dtype: Dtype = None,
-    ray: Annotated[
-        str | None, typer.Option(help="Deploy on Ray Serve: local, or a cluster's address.")
-    ] = None,
-    replicas: Annotated[int, typer.Option(min=1, help="Models on Ray.")] = 1,
+    ray: Annotated[bool, typer.Option("--ray", help="Deploy on Ray Serve.")] = False,
+    ray_address: Annotated[
+        str, typer.Option(help="On Ray: join this cluster (auto: the one of this machine); local: start one.")
+    ] = "local",
+    replicas: Annotated[int, typer.Option(min=1, help="On Ray: models to start with.")] = 1,
     max_replicas: Annotated[
         int | None, typer.Option(min=1, help="On Ray: add models under load, up to so many.")
     ] = None,
+    upscale_delay: Annotated[
+        float, typer.Option(min=0, help="On Ray: seconds of load before a model is added.")
+    ] = 10.0,
+    downscale_delay: Annotated[
+        float, typer.Option(min=0, help="On Ray: seconds without it before one is taken away.")
+    ] = 300.0,
 ) -> None:
     """Serve rerank over HTTP, with a page to try it.
 
@@ -73,10 +80,19 @@ def serve(
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    if ray is not None:
+    if ray:
         from radical_rerank.service.on_ray import deploy, wait
 
-        deploy(settings, ray, host=host, port=port, replicas=replicas, max_replicas=max_replicas)
+        deploy(
+            settings,
+            ray_address,
+            host=host,
+            port=port,
+            replicas=replicas,
+            max_replicas=max_replicas,
+            upscale_delay=upscale_delay,
+            downscale_delay=downscale_delay,
+        )
         say(f"http://{host}:{port}/ on Ray; end with Ctrl-C")
         wait()
         return

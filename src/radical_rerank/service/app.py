@@ -146,7 +146,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
             work = Work(query, images, (method, keep), deadline)
             ranking = await source.rank(work, request.is_disconnected)
         metrics.seconds.observe(time.monotonic() - started)
-        return _answer(body, ranking, settings.model)
+        return _answer(body, ranking, settings.shown_model)
 
     for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
         app.post(
@@ -174,7 +174,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
 
     @app.get("/v1/models", dependencies=[Depends(authorized)], responses={401: {"model": ErrorResponse}})
     async def models() -> dict[str, Any]:
-        mine = {"id": settings.model, "object": "model", "owned_by": "radical-rerank"}
+        mine = {"id": settings.shown_model, "object": "model", "owned_by": "radical-rerank"}
         return {"object": "list", "data": [mine]}
 
     @app.get("/v1/about", include_in_schema=False)
@@ -182,7 +182,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
         """What the page needs to know: names, and the layer profile where the method has one."""
         check_ready()
         return {
-            "model": settings.model,
+            "model": settings.shown_model,
             "method": settings.method,
             "keep": settings.keep,
             "methods": [name for name in METHODS if name != "dense"],

@@ -22,6 +22,8 @@ from radical_rerank.service.worker import Work
 
 APP = "radical"
 TRIES = 3
+BUSY = 0.7
+"""requests inside per replica, on average, beyond which another replica is added"""
 
 
 class Ranker:
@@ -117,12 +119,15 @@ def deploy(
     port: int = 8000,
     replicas: int = 1,
     max_replicas: int | None = None,
+    upscale_delay: float = 10.0,
+    downscale_delay: float = 300.0,
     gpus: float | None = None,
 ) -> None:
     """Start the application on a Ray cluster and return when it is ready.
 
     address: "local" starts a cluster here, "auto" or an address joins one
     max_replicas: replicas are added under load, from `replicas` up to so many
+    upscale_delay, downscale_delay: seconds that load must last, or be gone, before one is added or taken
     gpus: per replica, by default one where the cluster has any
     """
     try:
@@ -141,7 +146,17 @@ def deploy(
     serve.start(http_options={"host": host, "port": port})
     count: dict[str, Any] = {"num_replicas": replicas}
     if max_replicas is not None:
-        count = {"autoscaling_config": {"min_replicas": replicas, "max_replicas": max_replicas}}
+        scaling = {
+            "min_replicas": replicas,
+            "max_replicas": max_replicas,
+            # A replica ranks one list at a time and soon refuses more, so that requests do not pile up: how
+            # much of the time it is busy tells of load.
+            "target_ongoing_requests": BUSY,
+            "upscale_delay_s": upscale_delay,
+            "downscale_delay_s": downscale_delay,
+            "look_back_period_s": max(12.0, upscale_delay),  # replicas tell of their load every 10 s
+        }
+        count = {"autoscaling_config": scaling}
     ranker = serve.deployment(
         Ranker,
         name="Ranker",

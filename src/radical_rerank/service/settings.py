@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -41,3 +43,8 @@ class Settings(BaseSettings):
     cors_origins: list[str] = []
     fetch_timeout: float = Field(10.0, gt=0)
     fetch_max_bytes: int = Field(20 << 20, ge=1024)
+
+    @property
+    def shown_model(self) -> str:
+        """The model as clients may see it: a folder's name without where it lies."""
+        return Path(self.model).name if Path(self.model).is_dir() else self.model

@@ -6,8 +6,9 @@ function say(text, bad = false) {
   $("status").className = bad ? "error" : "";
 }
 async function call(path, body) {
-  const answer = await fetch(path, body && {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  const headers = { "Content-Type": "application/json" };
+  if ($("key").value) headers.Authorization = `Bearer ${$("key").value}`;
+  const answer = await fetch(path, body && { method: "POST", headers, body: JSON.stringify(body) });
   const data = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(data.error ? data.error.message : `the service answers ${answer.status}`);
   return data;
@@ -25,12 +26,24 @@ async function add(uri, name) {
   image.alt = name;
   image.src = uri;
   try { await image.decode(); } catch { throw new Error(`${name} is not a picture`); }
-  state.pictures.push({ uri, image, name });
-  $("pictures").append(image);
+  const picture = { uri, image, name };
+  state.pictures.push(picture);
+  const button = make($("pictures"), "button");
+  button.type = "button";
+  button.title = button.ariaLabel = `Remove ${name}`;
+  button.append(image);
+  button.addEventListener("click", () => {
+    state.pictures.splice(state.pictures.indexOf(picture), 1);
+    (button.nextElementSibling ?? button.previousElementSibling ?? $("drop")).focus();
+    button.remove();
+    $("results").hidden = true; // it speaks of other pictures
+    say(count());
+  });
 }
+const count = () => `${state.pictures.length} picture${state.pictures.length === 1 ? "" : "s"}`;
 async function addFiles(files) {
   for (const file of files) {
-    try { await add(await read(file), file.name); say(`${state.pictures.length} pictures`); }
+    try { await add(await read(file), file.name); say(count()); }
     catch (error) { say(error.message, true); }
   }
 }
@@ -42,13 +55,13 @@ function clear() {
 }
 const drop = $("drop");
 drop.addEventListener("click", () => $("files").click());
-drop.addEventListener("keydown", event => {
-  if (event.key === "Enter" || event.key === " ") { event.preventDefault(); $("files").click(); }
-});
 for (const [kind, over] of [["dragover", true], ["dragleave", false], ["drop", false]])
-  drop.addEventListener(kind, event => { event.preventDefault(); drop.classList.toggle("over", over); });
-drop.addEventListener("drop", event => addFiles(event.dataTransfer.files));
-$("files").addEventListener("change", event => addFiles(event.target.files));
+  addEventListener(kind, event => { event.preventDefault(); drop.classList.toggle("over", over); });
+addEventListener("drop", event => addFiles(event.dataTransfer.files));
+$("files").addEventListener("change", async event => {
+  await addFiles([...event.target.files]);
+  event.target.value = ""; // so that the same file can be chosen again
+});
 $("clear").addEventListener("click", clear);
 $("sample").addEventListener("click", async () => {
   clear();
@@ -57,7 +70,7 @@ $("sample").addEventListener("click", async () => {
     const sample = await call(`/v1/sample?seed=${Math.floor(Math.random() * 1000)}`);
     for (const [i, uri] of sample.images.entries()) await add(uri, `scene ${i + 1}`);
     $("query").value = sample.query;
-    say(`${state.pictures.length} pictures; press Rank`);
+    say(`${count()}; press Rank`);
   } catch (error) { say(error.message, true); }
 });
 
@@ -74,8 +87,7 @@ $("form").addEventListener("submit", async event => {
     const dense = await call("/v1/rerank", { ...body, method: "dense" });
     const pruned = await call("/v1/rerank", { ...body, method: $("method").value, keep: $("keep").value / 100 });
     Object.assign(state, { dense, pruned });
-    show();
-    say("");
+    say(`${count()} ranked; ${show()} changed place`);
   } catch (error) { say(error.message, true); }
   $("rank").disabled = false;
 });
@@ -105,7 +117,7 @@ function show() {
   const canvases = grid($("pruned"), state.pruned.results, before);
   const draw = () => {
     const stage = stages[slider.value];
-    $("stage-name").textContent = stage.label;
+    $("stage-name").textContent = slider.ariaValueText = stage.label;
     for (const [index, canvas] of canvases) {
       const place = report.candidates.indexOf(index);
       const { image } = state.pictures[index];
@@ -115,18 +127,19 @@ function show() {
   slider.oninput = draw;
   draw();
   $("results").hidden = false;
+  return state.pruned.results.filter((r, place) => before.get(r.index) !== place).length;
 }
 function grid(box, results, before) {
   box.replaceChildren();
   return results.map((result, place) => {
-    const figure = make(box, "figure");
-    const canvas = make(figure, "canvas");
-    canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `rank ${place + 1}: ${state.pictures[result.index].name}`);
-    const { image } = state.pictures[result.index];
+    const item = make(box, "li");
+    const { image, name } = state.pictures[result.index];
+    const canvas = make(item, "canvas");
     paint(canvas, image, [], null, scaleOf(image));
-    const caption = make(figure, "figcaption");
     const moved = before ? before.get(result.index) - place : 0;
+    canvas.role = "img";
+    canvas.ariaLabel = `rank ${place + 1}: ${name}` + (moved ? `, ${Math.abs(moved)} ${moved > 0 ? "up" : "down"}` : "");
+    const caption = make(item, "div", undefined, "caption");
     make(caption, "span", `${place + 1}` + (moved > 0 ? ` ▲${moved}` : moved < 0 ? ` ▼${-moved}` : ""),
       moved > 0 ? "up" : moved < 0 ? "down" : "");
     make(caption, "span", result.relevance_score.toFixed(3));
@@ -165,13 +178,16 @@ function plot(profile) {
   });
   add("text", { x: pad, y: 18, "font-size": 12, fill: "#0b5fa5" }, "α (trust in the prior)");
   add("text", { x: pad + 170, y: 18, "font-size": 12, fill: "#6b7280" }, "H_norm");
-  add("text", { x: pad + 250, y: 18, "font-size": 12, fill: "#60a5fa" }, "▮ layers that prune");
+  add("text", { x: pad + 250, y: 18, "font-size": 12, fill: "#1d5bbf" }, "▮ layers that prune");
   $("plot").replaceChildren(svg);
   $("profile").hidden = false;
 }
 try {
   const about = await call("/v1/about");
   $("model").textContent = `Model: ${about.model}.`;
+  $("lock").hidden = !about.locked;
+  $("keep").value = Math.round(100 * about.keep);
+  $("keep").dispatchEvent(new Event("input"));
   for (const name of about.methods) {
     const option = make($("method"), "option", name);
     option.value = name;
