@@ -93,6 +93,14 @@ def test_the_prompt_has_the_shape_it_says() -> None:
     assert [len(candidate) for candidate in bench.layout.candidates] == [180] * 20
 
 
+def test_a_stage_holds_a_twentieth_of_eager_attention_at_most() -> None:
+    """At every stage of the paper's shape, also the late ones, whose matrix has become small."""
+    bench = Bench(replace(SHAPES["paper"](512), layers=8))
+    stages = bench.stage_memory(build("radical", keep=0.2, schedule=(1, 3, 4, 6), alpha=0.5))
+    assert [stage.tokens for stage in stages] == [3904, 2712, 1915, 1382]
+    assert max(stage.peak / stage.eager for stage in stages) <= 0.05
+
+
 def test_a_twin_shares_the_weights_and_not_the_hooks() -> None:
     bench = Bench(SMALL)
     twin = bench.twin()

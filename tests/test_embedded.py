@@ -66,13 +66,13 @@ def test_its_profile_ships(embedded: Backbone) -> None:
 
 def test_it_ranks_held_out_lists_dense_and_pruned(embedded: Backbone) -> None:
     """A small sample of what the card reports; generous margins for its size."""
-    data = scenes(lists=24)
+    data = scenes(lists=16)
     rerankers = {name: Reranker(embedded, name, keep=0.2) for name in ("dense", "radical", "random")}
     dense, pruned, random = (found["MRR@10"] for found in ranking_quality(rerankers, data).values())
     assert dense > 0.75
     assert pruned > 0.93 * dense
     assert random < 0.9 * pruned
-    composed = ranking_quality({"dense": Reranker(embedded, "dense")}, scenes_composed(lists=24))
+    composed = ranking_quality({"dense": Reranker(embedded, "dense")}, scenes_composed(lists=16))
     assert composed["dense"]["MRR@10"] > 0.55
     assert question_accuracy(embedded, 30)["yes/no"] > 0.75
 

@@ -31,12 +31,16 @@ def project(layer: Any, which: str, hidden: Tensor, cos: Tensor, sin: Tensor) ->
     return rotate(states.transpose(-3, -2), cos, sin)
 
 
-def all_keys(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor, step: int = 512) -> Tensor:
+def all_keys(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor, step: int | None = None) -> Tensor:
     """`project` "k" of all tokens, so many at a time: what it needs on the way is never there for all.
 
     hidden: (B, n, d); cos, sin: (B or 1, n, hd) -> (B, KV, n, hd).
+    step: by default as many that this stays about 1% of the H × n × n attention matrix: some 3 d values each.
     """
     keys = None
+    if step is None:
+        (_, n, d), heads = hidden.shape, layer.self_attn.config.num_attention_heads
+        step = max(64, heads * n * n // (300 * d))
     for start in range(0, hidden.shape[1], step):
         part = slice(start, start + step)
         found = project(layer, "k", hidden[:, part], cos[:, part], sin[:, part])
@@ -51,19 +55,23 @@ def row_attention(query: Tensor, key: Tensor, scaling: float, allowed: Tensor, c
     """Head-averaged attention of some rows, softmax over all keys, at some columns.
 
     query: (H, r, hd), key: (KV, n, hd), allowed: (r, n), columns: (c,) -> (r, c) in float32.
-    Rows go in chunks of 1% of the keys, so memory is about two such slices of the H × n × n matrix.
+    Rows go in chunks of 0.5% of the keys, so that memory is about one such slice of the H × n × n matrix.
     """
     kv, length = key.shape[:2]
     heads, rows = query.shape[:2]
     grouped = query.view(kv, heads // kv, rows, -1)
     result = torch.empty(rows, len(columns), dtype=torch.float32, device=query.device)
-    step = max(16, length // 100)
+    step = max(8, length // 200)
     for start in range(0, rows, step):
         part = slice(start, start + step)
         chunk = grouped[:, :, part]
         logits = (chunk.flatten(1, 2) @ key.transpose(-1, -2)).view(heads, -1, length)
         logits = logits.float().mul_(scaling).masked_fill_(~allowed[part], -torch.inf)
-        result[part] = logits.softmax(dim=-1).mean(dim=0)[:, columns]
+        # The softmax in place, and nothing left for the next chunk: one slice at a time is held.
+        logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+        logits.div_(logits.sum(dim=-1, keepdim=True))
+        result[part] = logits.mean(dim=0)[:, columns]
+        del logits
     return result
 
 
