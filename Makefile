@@ -24,8 +24,9 @@ results: $(STAMP)
 
 # The figures of docs/performance.md.
 bench: $(STAMP)
-	$(BIN)/radical bench prefill --keep 0.2 0.1
+	$(BIN)/radical bench prefill --keep 0.2 0.1 --rounds 7
 	$(BIN)/radical bench end-to-end
+	$(BIN)/radical bench end-to-end --shape paper --width 256 --rounds 1
 	$(BIN)/radical bench throughput
 	$(BIN)/radical bench service
 

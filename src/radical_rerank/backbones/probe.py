@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SMALL = 1 << 16
+"""values of which it does not pay to make fewer at a time"""
+
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding by halves. x: (..., heads, n, hd); cos, sin: (..., n, hd)."""
@@ -40,7 +43,7 @@ def all_keys(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor, step: int | N
     keys = None
     if step is None:
         (_, n, d), heads = hidden.shape, layer.self_attn.config.num_attention_heads
-        step = max(64, heads * n * n // (300 * d))
+        step = max(1, SMALL // (2 * d), heads * n * n // (300 * d))
     for start in range(0, hidden.shape[1], step):
         part = slice(start, start + step)
         found = project(layer, "k", hidden[:, part], cos[:, part], sin[:, part])
@@ -61,7 +64,7 @@ def row_attention(query: Tensor, key: Tensor, scaling: float, allowed: Tensor, c
     heads, rows = query.shape[:2]
     grouped = query.view(kv, heads // kv, rows, -1)
     result = torch.empty(rows, len(columns), dtype=torch.float32, device=query.device)
-    step = max(8, length // 200)
+    step = max(1, SMALL // (heads * length), length // 200)
     for start in range(0, rows, step):
         part = slice(start, start + step)
         chunk = grouped[:, :, part]

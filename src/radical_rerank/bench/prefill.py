@@ -91,8 +91,8 @@ class PrefillResult:
 
     @property
     def memory(self) -> float:
-        """The stages' peak over that of eager attention at the same layers."""
-        return max(stage.peak for stage in self.stages) / max(stage.eager for stage in self.stages)
+        """What a stage holds over what eager attention of its layer would, at the stage where it is most."""
+        return max(stage.peak / stage.eager for stage in self.stages)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "memory": self.memory}

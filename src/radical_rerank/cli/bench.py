@@ -62,7 +62,7 @@ def prefill(
     say(f"dense: {result.dense_seconds:.2f} s; with our hooks, keep = 1: {result.hooks} of the stock model")
     say(f"the last layer for one row only: {result.one_row} of the first method's time")
     stages = ", ".join(f"layer {s.layer} ({s.tokens} tokens) {s.peak / s.eager:.3f}" for s in result.stages)
-    say(f"extra peak memory of the stages / eager attention: {result.memory:.3f}; stage by stage: {stages}")
+    say(f"extra peak memory of a stage / eager attention: at most {result.memory:.3f}; {stages}")
 
 
 @app.command("end-to-end")
