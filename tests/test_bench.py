@@ -6,6 +6,7 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from radical_rerank.bench.prefill import SHAPES, Bench, run_prefill
 from radical_rerank.bench.throughput import run_throughput
 from radical_rerank.bench.timing import Ratio, StepTimes, Times, interleaved, lockstep, phases
 from radical_rerank.errors import ScoringError
+from radical_rerank.files import EMBEDDED
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import build
 from radical_rerank.reranking import Reranker
@@ -181,9 +183,15 @@ def test_the_papers_shape_end_to_end() -> None:
     assert backbone.count_tokens(image, 384) == 180
 
 
-def test_throughput(backbone: Backbone) -> None:
+def test_throughput(tiny_folders: dict[str, Path]) -> None:
     results = run_throughput(
-        backbone, lists=2, candidates=3, batch_sizes=(1, 2), clients=(), methods=(("fastv", 0.5),), rounds=1
+        str(tiny_folders["qwen3_vl"]),
+        lists=2,
+        candidates=3,
+        batch_sizes=(1, 2),
+        clients=(),
+        methods=(("fastv", 0.5),),
+        rounds=1,
     )
     assert [(r.through, r.method, r.at_once) for r in results] == [
         ("rank_many", "fastv 50%", 1),
@@ -194,9 +202,7 @@ def test_throughput(backbone: Backbone) -> None:
 
 def test_throughput_of_the_service() -> None:
     pytest.importorskip("fastapi", reason="the service is an extra")
-    results = run_throughput(
-        Backbone.from_pretrained(), lists=2, candidates=3, batch_sizes=(2,), clients=(1, 2), rounds=2
-    )
+    results = run_throughput(EMBEDDED, lists=2, candidates=3, batch_sizes=(2,), clients=(1, 2), rounds=2)
     assert [(r.through, r.method, r.at_once) for r in results] == [
         ("rank_many", "dense", 2),
         ("rank_many", "radical 20%", 2),

@@ -507,8 +507,8 @@ class Slow:
 
 
 def worker_of(slow: Slow, **options: Any) -> Worker:
-    worker = Worker(slow, **{"places": 8, "patience": 100.0, "max_batch": 4, **options})
-    worker.seconds = slow.seconds
+    options = {"places": 8, "patience": 100.0, "max_batch": 4, "prepare": lambda: slow.seconds, **options}
+    worker = Worker(slow, **options)
     worker.start()
     return worker
 
@@ -525,6 +525,34 @@ async def asked(worker: Worker, text: str, deadline: float = 10.0, kind: tuple[s
         finally:
             worker.forget(job)
         return ranking[0].document
+
+
+def test_one_thread_loads_and_ranks() -> None:
+    """Else two OpenMP pools share the cores, and each ranking takes half as long again."""
+    threads = []
+
+    class Noted(Slow):
+        def rank_many(self, lists: Any, batch_size: int) -> Any:
+            threads.append(threading.current_thread())
+            return super().rank_many(lists, batch_size)
+
+    def prepare() -> float:
+        threads.append(threading.current_thread())
+        return 0.1
+
+    worker = worker_of(Noted(0.0), prepare=prepare)
+    assert worker.seconds == 0.1
+    asyncio.run(asked(worker, "a"))
+    worker.stop()
+    assert len(threads) == 2
+    assert len(set(threads)) == 1
+    assert threads[0] is not threading.main_thread()
+
+    def fail() -> float:
+        raise InputError("no such model")
+
+    with pytest.raises(InputError, match="no such model"):
+        worker_of(Slow(0.0), prepare=fail)
 
 
 def test_everyone_gets_their_own_answer_and_kinds_run_together() -> None:

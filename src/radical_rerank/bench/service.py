@@ -6,7 +6,10 @@ import base64
 import io
 import os
 import random
+import socket
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -47,7 +50,7 @@ class ServiceResult:
 
 
 def run_service(
-    backbone: Backbone,
+    model: str,
     *,
     candidates: int = 20,
     rounds: int = 15,
@@ -55,16 +58,17 @@ def run_service(
     requests: int = 2000,
     track: Track = lambda items, label: items,
 ) -> ServiceResult:
-    with listening(backbone, patience=100.0) as url, httpx.Client(base_url=url, timeout=120) as http:
-        overhead = _overhead(backbone, http, candidates, rounds, track)
+    """The service is a process of its own, as people run it."""
+    with serving(model, patience=100.0) as (url, process), httpx.Client(base_url=url, timeout=120) as http:
+        overhead = _overhead(Backbone.from_pretrained(model), http, candidates, rounds, track)
         before = 0.0
         bodies = [request_of(seed, 5)[1] for seed in range(20)]
         for number in track(range(requests), "memory"):
             if number == requests // 10:
-                before = resident()
+                before = resident(process)
             http.post("/rerank", json=bodies[number % len(bodies)]).raise_for_status()
-        gained = resident() - before
-    with listening(backbone) as url, httpx.Client(base_url=url, timeout=120) as http:
+        gained = resident(process) - before
+    with serving(model) as (url, _), httpx.Client(base_url=url, timeout=120) as http:
         alone, spent = _open_loop(http, candidates, seconds)
     accepted = sorted(took for status, took in spent if status == 200)
     return ServiceResult(
@@ -153,10 +157,38 @@ def listening(backbone: Backbone, **limits: Any) -> Iterator[str]:
         thread.join(30)
 
 
-def resident() -> float:
-    """Megabytes of this process, where the system tells."""
+@contextmanager
+def serving(model: str, **limits: Any) -> Iterator[tuple[str, int]]:
+    """The address and the process of `radical serve` on a free port of this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    given = [part for name, value in limits.items() for part in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "radical_rerank.cli", "serve", "--model", model, "--port", port, *given]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:
+        while not _ready(url):
+            if process.poll() is not None:
+                raise RuntimeError(f"the server does not start: {' '.join(command)}")
+            time.sleep(0.1)
+        yield url, process.pid
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def resident(process: int | str = "self") -> float:
+    """Megabytes of a process, where the system tells."""
+    try:
+        with open(f"/proc/{process}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     except OSError:
         return float("nan")

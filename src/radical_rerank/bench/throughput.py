@@ -29,7 +29,7 @@ Measure = Callable[[str, float, int, range], float]
 
 
 def run_throughput(
-    backbone: Backbone,
+    model: str,
     *,
     lists: int = 24,
     candidates: int = 20,
@@ -46,7 +46,7 @@ def run_throughput(
     kinds = [("rank_many", *method, size) for method in methods for size in batch_sizes]
     kinds += [("service", *method, count) for method in methods for count in clients]
     speeds: dict[tuple[str, str, float, int], list[float]] = {}
-    with _measures(backbone, candidates, over_http=bool(clients)) as measures:
+    with _measures(model, candidates, over_http=bool(clients)) as measures:
         for turn, kind in enumerate(track(kinds * rounds, "throughput")):
             seeds = range(turn * lists, (turn + 1) * lists)
             through, method, keep, count = kind
@@ -58,7 +58,9 @@ def run_throughput(
 
 
 @contextmanager
-def _measures(backbone: Backbone, candidates: int, over_http: bool) -> Iterator[dict[str, Measure]]:
+def _measures(model: str, candidates: int, over_http: bool) -> Iterator[dict[str, Measure]]:
+    backbone = Backbone.from_pretrained(model)
+
     def by_hand(method: str, keep: float, size: int, seeds: range) -> float:
         items = [make_list("test", seed, candidates) for seed in seeds]
         work = [(item.descriptions[0].text(), item.images) for item in items]
@@ -73,9 +75,9 @@ def _measures(backbone: Backbone, candidates: int, over_http: bool) -> Iterator[
         return
     import httpx
 
-    from radical_rerank.bench.service import closed_loop, listening, request_of
+    from radical_rerank.bench.service import closed_loop, request_of, serving
 
-    with listening(backbone, patience=100.0) as url, httpx.Client(base_url=url, timeout=600) as http:
+    with serving(model, patience=100.0) as (url, _), httpx.Client(base_url=url, timeout=600) as http:
 
         def by_request(method: str, keep: float, clients: int, seeds: range) -> float:
             asked = {"method": method, "keep": keep}

@@ -122,7 +122,6 @@ def end_to_end(
 @app.command()
 def throughput(model: Model = EMBEDDED, rounds: Rounds = 3, as_json: AsJson = False) -> None:
     """Lists per second of `rank_many` and of the service, one at a time and in batches."""
-    from radical_rerank.backbones import Backbone
     from radical_rerank.bench.throughput import run_throughput
 
     clients: tuple[int, ...] = (1, 4)
@@ -131,7 +130,7 @@ def throughput(model: Model = EMBEDDED, rounds: Rounds = 3, as_json: AsJson = Fa
     except ImportError as error:
         say(f"without the service: {missing_extra(error, 'serve')}")
         clients = ()
-    results = run_throughput(Backbone.from_pretrained(model), clients=clients, rounds=rounds, track=progress)
+    results = run_throughput(model, clients=clients, rounds=rounds, track=progress)
     if as_json:
         print_json([asdict(result) for result in results])
         return
@@ -152,11 +151,7 @@ def service(
         from radical_rerank.bench.service import run_service
     except ImportError as error:
         raise missing_extra(error, "serve") from None
-    from radical_rerank.backbones import Backbone
-
-    found = run_service(
-        Backbone.from_pretrained(model), rounds=rounds, seconds=seconds, requests=requests, track=progress
-    )
+    found = run_service(model, rounds=rounds, seconds=seconds, requests=requests, track=progress)
     if as_json:
         print_json(asdict(found))
         return

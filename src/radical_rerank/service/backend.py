@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.errors import OutOfWorldWarning
-from radical_rerank.pruning import build
+from radical_rerank.pruning import Profile, RaDiCal, build
 from radical_rerank.reranking import Ranking, Reranker
 from radical_rerank.reranking.cache import VisionCache
 from radical_rerank.scenes.lists import make_list
@@ -83,15 +83,19 @@ class Local:
     def start(self) -> None:
         # The reranker's notes are for whoever calls it; Python would remember each client's for ever.
         warnings.simplefilter("ignore", OutOfWorldWarning)
-        self.rerankers = Rerankers(self._load())
+
+        def prepare() -> float:
+            self.rerankers = Rerankers(self._load())
+            return warm_up(self.rerankers(self.settings.method, self.settings.keep))
+
         worker = Worker(
-            self.rerankers,
+            lambda method, keep: self.rerankers(method, keep),
             places=self.settings.queue,
             patience=self.settings.patience,
             max_batch=self.settings.max_batch,
+            prepare=prepare,
             observe=self._observe,
         )
-        worker.seconds = warm_up(self.rerankers(self.settings.method, self.settings.keep))
         worker.start()
         self.worker = worker
 
@@ -132,16 +136,17 @@ class Local:
             self.worker.forget(job)
 
     async def profile(self) -> dict[str, Any] | None:
-        reranker = self.rerankers("radical", self.settings.keep)
-        await asyncio.to_thread(reranker.prepare)
-        profile = reranker.calibration
+        backbone = self.rerankers.backbone
+        known = self.rerankers("radical", self.settings.keep).calibration
+        profile = known or Profile.find(backbone.name)  # not measured here: the model is the worker's
         if profile is None:
             return None
+        chosen = RaDiCal(keep=self.settings.keep, calibration=profile).stages(backbone.shape.layers)
         return {
             "layers": list(profile.layers),
             "alpha": list(profile.alpha),
             "h_norm": None if profile.h_norm is None else list(profile.h_norm),
-            "schedule": [stage.layer for stage in reranker.pruner.stages(reranker.backbone.shape.layers)],
+            "schedule": [stage.layer for stage in chosen],
         }
 
 

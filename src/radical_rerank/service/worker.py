@@ -54,10 +54,15 @@ class Worker:
         places: int,
         patience: float,
         max_batch: int,
+        prepare: Callable[[], float] = lambda: 0.0,
         observe: Callable[[str, float], None] = lambda name, value: None,
     ) -> None:
+        """prepare: loads and warms up, first and in the thread, and tells the seconds of a list. No other
+        thread should compute with torch: OpenMP slows all of them when they are more than the cores."""
         self._reranker_for, self._places, self._max_batch = reranker_for, places, max_batch
-        self._patience, self._observe = patience, observe
+        self._patience, self._prepare, self._observe = patience, prepare, observe
+        self._prepared = threading.Event()
+        self._error: BaseException | None = None
         self._line: deque[Job] = deque()
         self._changed = threading.Condition()
         self._stopping = False
@@ -69,7 +74,11 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="ranker", daemon=True)
 
     def start(self) -> None:
+        """Returns when the thread has prepared; raises what went wrong there."""
         self._thread.start()
+        self._prepared.wait()
+        if self._error is not None:
+            raise self._error
 
     def stop(self, timeout: float | None = None) -> None:
         """Finish what is inside, take nothing new."""
@@ -128,6 +137,13 @@ class Worker:
     # The thread.
 
     def _run(self) -> None:
+        try:
+            self.seconds = self._prepare()
+        except BaseException as error:
+            self._error = error
+            return
+        finally:
+            self._prepared.set()
         while batch := self._next():
             start = time.monotonic()
             try:
