@@ -13,8 +13,6 @@ import random
 import signal
 import socket
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -33,7 +31,9 @@ from fastapi.testclient import TestClient
 from radical_rerank import Reranker
 from radical_rerank.backbones import Backbone
 from radical_rerank.bench.service import listening, resident
+from radical_rerank.bench.service import serving as running
 from radical_rerank.errors import InputError
+from radical_rerank.files import EMBEDDED
 from radical_rerank.reranking import RankedDocument, Ranking
 from radical_rerank.reranking.images import data_uri
 from radical_rerank.service import app as application
@@ -705,21 +705,7 @@ def test_memory_stays_flat(client: TestClient) -> None:
 
 
 def test_sigterm_lets_running_requests_end() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "radical_rerank.cli", "serve", "--port", str(port), "--patience", "9"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        end = time.monotonic() + 90
-        while True:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/readyz").status_code == 200:
-                    break
-            assert time.monotonic() < end
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.2)
+    with running(EMBEDDED, within=90, patience=9) as (url, process):
         query, images = draw_list(5, 40)
         documents = [uri(image) for image in images]
         with ThreadPoolExecutor(1) as pool:
@@ -730,9 +716,6 @@ def test_sigterm_lets_running_requests_end() -> None:
             process.send_signal(signal.SIGTERM)
             assert answer.result().status_code == 200
         assert process.wait(30) in (0, -signal.SIGTERM)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_the_command_names_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ pytest.importorskip("ray", reason="Ray is an extra")
 import httpx
 
 from radical_rerank import Reranker
+from radical_rerank.bench.service import free_port
 from radical_rerank.errors import InputError
 from radical_rerank.service.settings import Settings
 from tests.cases import draw_list
@@ -28,9 +28,7 @@ def url() -> Iterator[str]:
 
     from radical_rerank.service.on_ray import deploy
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     deploy(Settings(patience=100.0, deadline=120.0), port=port, max_replicas=2, upscale_delay=1.0)
     yield f"http://127.0.0.1:{port}"

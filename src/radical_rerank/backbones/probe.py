@@ -34,21 +34,20 @@ def project(layer: Any, which: str, hidden: Tensor, cos: Tensor, sin: Tensor) ->
     return rotate(states.transpose(-3, -2), cos, sin)
 
 
-def all_keys(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor, step: int | None = None) -> Tensor:
-    """`project` "k" of all tokens, so many at a time: what it needs on the way is never there for all.
+def all_keys(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`project` "k" of all tokens, so many at a time: what it needs on the way, some 3 d values per token,
+    stays about 1% of the H × n × n attention matrix.
 
     hidden: (B, n, d); cos, sin: (B or 1, n, hd) -> (B, KV, n, hd).
-    step: by default as many that this stays about 1% of the H × n × n attention matrix: some 3 d values each.
     """
     keys = None
-    if step is None:
-        (_, n, d), heads = hidden.shape, layer.self_attn.config.num_attention_heads
-        step = max(1, SMALL // (2 * d), heads * n * n // (300 * d))
-    for start in range(0, hidden.shape[1], step):
+    (_, n, d), heads = hidden.shape, layer.self_attn.config.num_attention_heads
+    step = max(1, SMALL // (2 * d), heads * n * n // (300 * d))
+    for start in range(0, n, step):
         part = slice(start, start + step)
         found = project(layer, "k", hidden[:, part], cos[:, part], sin[:, part])
         if keys is None:
-            keys = found.new_empty(*found.shape[:2], hidden.shape[1], found.shape[-1])
+            keys = found.new_empty(*found.shape[:2], n, found.shape[-1])
         keys[:, :, part] = found
     assert keys is not None
     return keys

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,9 +65,9 @@ def run_service(
         bodies = [request_of(seed, 5)[1] for seed in range(20)]
         for number in track(range(requests), "memory"):
             if number == requests // 10:
-                before = resident(process)
+                before = resident(process.pid)
             http.post("/rerank", json=bodies[number % len(bodies)]).raise_for_status()
-        gained = resident(process) - before
+        gained = resident(process.pid) - before
     with serving(model) as (url, _), httpx.Client(base_url=url, timeout=120) as http:
         alone, spent = _open_loop(http, candidates, seconds)
     accepted = sorted(took for status, took in spent if status == 200)
@@ -158,24 +158,36 @@ def listening(backbone: Backbone, **limits: Any) -> Iterator[str]:
 
 
 @contextmanager
-def serving(model: str, **limits: Any) -> Iterator[tuple[str, int]]:
-    """The address and the process of `radical serve` on a free port of this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+def serving(
+    model: str, *, within: float = 600.0, **limits: Any
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The address and the process of `radical serve` on a free port of this machine.
+
+    within: seconds until it must be ready
+    """
+    port, end = str(free_port()), time.monotonic() + within
     given = [part for name, value in limits.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "radical_rerank.cli", "serve", "--model", model, "--port", port, *given]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:
         while not _ready(url):
-            if process.poll() is not None:
+            if process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"the server does not start: {' '.join(command)}")
             time.sleep(0.1)
-        yield url, process.pid
+        yield url, process
     finally:
         process.terminate()
-        process.wait(60)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def _ready(url: str) -> bool:

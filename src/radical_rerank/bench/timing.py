@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -53,8 +53,13 @@ class StepTimes(Times):
     """The same, with what each step of a round took. A variant's time is the sum of its steps' medians over
     the rounds (best: of their minima), so that a disturbance costs a step and not a round."""
 
+    seconds: dict[str, list[float]] = field(init=False)
     steps: dict[str, list[list[float]]]
     """round by round, step by step"""
+
+    def __post_init__(self) -> None:
+        totals = {name: [sum(found) for found in rounds] for name, rounds in self.steps.items()}
+        object.__setattr__(self, "seconds", totals)
 
     def median(self, name: str) -> float:
         return self._sum(statistics.median, name)
@@ -121,7 +126,7 @@ def lockstep(
                 raise runner.error
             if number:
                 steps[name].append(runner.steps)
-    return StepTimes({name: [sum(found) for found in counted] for name, counted in steps.items()}, steps)
+    return StepTimes(steps)
 
 
 class _Runner:
