@@ -469,3 +469,32 @@ def test_half_precision_ranks_alike(family: str, tiny_folders) -> None:
     report = fused.rank(query, images).report
     assert report is not None
     assert report.visual_tokens_left < 0.2 * report.visual_tokens
+
+
+# What a model is, whatever it is called.
+
+
+def test_the_fingerprint_knows_every_weight_and_the_configuration(tiny_folders: dict[str, Path]) -> None:
+    folder = tiny_folders["qwen3_vl"]
+    one, two = Backbone.from_pretrained(folder), Backbone.from_pretrained(folder)
+    first = one.fingerprint
+    assert first == two.fingerprint
+    assert first != Backbone.from_pretrained(tiny_folders["internvl_qwen2"]).fingerprint
+    two.model.config._name_or_path = "another name"
+    assert two.fingerprint == first
+    weight = two.model.model.language_model.layers[3].mlp.up_proj.weight
+    with torch.no_grad():
+        kept = weight[5, 7].item()
+        weight[5, 7] += 1e-3
+        assert two.fingerprint != first
+        weight[5, 7] = kept
+        assert two.fingerprint == first
+        weight[[1, 2]] = weight[[2, 1]]  # the same values elsewhere
+        assert two.fingerprint != first
+        weight[[1, 2]] = weight[[2, 1]]
+    one.model.config.text_config.rms_norm_eps = 1e-3
+    assert one.fingerprint != first
+    with torch.no_grad():
+        half, single = Backbone.from_pretrained(folder, dtype="bfloat16"), two
+        single.model.load_state_dict(half.model.state_dict())
+    assert half.fingerprint == single.fingerprint != first
