@@ -102,6 +102,15 @@ class Backbone:
         return self._fingerprint[1]
 
     @property
+    def reading(self) -> str:
+        """How words and pictures become numbers: a digest of the tokenizer and of the image processor."""
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        # How it was loaded says nothing of what it computes.
+        processor = {k: v for k, v in self.image_processor.to_dict().items() if not k.startswith("_")}
+        facts = [vocabulary, self.tokenizer.chat_template, processor]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
 

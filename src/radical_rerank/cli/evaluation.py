@@ -16,7 +16,12 @@ from radical_rerank.files import EMBEDDED
 app = typer.Typer()
 
 Keeps = Annotated[list[float] | None, typer.Option("--keep", help="Budgets: --keep 0.2 0.1.")]
-Seeds = Annotated[list[int] | None, typer.Option("--seeds", help="Seeds: they shuffle the candidates.")]
+Scorer = Annotated[
+    str | None,
+    typer.Option(help="logits (the default): one forward pass; generate: the model writes the order."),
+]
+Template = Annotated[str | None, typer.Option(help="A prompt template: a family's name or a JSON file.")]
+Tokens = Annotated[int | None, typer.Option(min=1, help="The most visual tokens of an image; default 384.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Only the first so many queries.")]
 
 
@@ -26,7 +31,10 @@ def evaluate(
     dataset: Annotated[str, typer.Option(help="A data set, see `radical datasets`.")] = "scenes",
     methods: Annotated[list[str] | None, typer.Option(help="Methods, see `radical methods`.")] = None,
     keep: Keeps = None,
-    seeds: Seeds = None,
+    seeds: Annotated[
+        list[int] | None,
+        typer.Option(help="They shuffle the candidates; by default 42. The paper: 42 123 456 789 1024."),
+    ] = None,
     limit: Limit = None,
     annotations: Annotated[str | None, typer.Option(help="The data set's annotation file.")] = None,
     images: Annotated[str | None, typer.Option(help="The folder of its pictures.")] = None,
@@ -35,6 +43,17 @@ def evaluate(
         str | None, typer.Option(help="Flickr8k's expert judgements: graded relevance.")
     ] = None,
     crowd: Annotated[str | None, typer.Option(help="Flickr8k's crowd judgements.")] = None,
+    captions: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a picture with several captions: first (the default, as in the paper: 1,000 queries "
+            "over 1,000 pictures), all, or random."
+        ),
+    ] = None,
+    caption_seed: Annotated[int, typer.Option(help="What --captions random draws by.")] = 42,
+    scorer: Scorer = None,
+    max_image_tokens: Tokens = None,
+    template: Template = None,
     pool: Annotated[str | None, typer.Option(help="A TREC run file of candidates.")] = None,
     embedder: Annotated[
         str | None, typer.Option(help="A first stage: embedded, siglip2, jina, qwen or a model id.")
@@ -48,12 +67,13 @@ def evaluate(
     """Rank a data set with several methods: one record per query and method, and a table of them."""
     from radical_rerank.evaluation.experiments import KEEPS, Experiment, compared, run_experiment, seeded
     from radical_rerank.evaluation.open import open_dataset, pools_of
-    from radical_rerank.evaluation.records import Records
+    from radical_rerank.evaluation.records import RunFolder
+    from radical_rerank.evaluation.runner import work_of
     from radical_rerank.report.tables import summarize, write_tables
 
-    names, keeps = methods or ["dense", "radical"], keep or list(KEEPS)
+    names, keeps, seeds = methods or ["dense", "radical"], keep or list(KEEPS), seeds or [42]
     plan = Experiment(f"{dataset}", lambda budgets: compared(names, budgets))
-    cells = plan.cells(keeps)  # an unknown method is told before anything is loaded
+    cells = seeded(plan.cells(keeps), seeds)  # an unknown method is told before anything is loaded
     opened = partial(
         open_dataset,
         dataset,
@@ -63,32 +83,49 @@ def evaluate(
         split=split,
         expert=expert,
         crowd=crowd,
+        captions=captions,
+        caption_seed=caption_seed,
     )
     data = opened()
-    runner = _runner(model)
-    found = Path(out) / "pool.run"
-    pools = pools_of(data, runner.backbone, pool, depth, found, embedder=embedder, say=say)
-    records = Records(Path(out) / "records.jsonl")
-    if ray is not None:
-        from radical_rerank.evaluation.on_ray import Job, run_on_ray
+    count = min(limit or len(data.tasks), len(data.tasks))
+    runner = _runner(model, scorer, max_image_tokens, template)
+    with RunFolder(Path(out), say) as folder:
+        path = folder.path / "pool.run"
+        pools = pools_of(data, runner.backbone, pool, depth, path, embedder=embedder, say=say)
+        records = folder.records()
+        if ray is not None and any(
+            runner.missing(work_of(data, number, pools), cells, records) for number in range(count)
+        ):
+            from radical_rerank.evaluation.on_ray import Job, run_on_ray
 
-        job = Job(model, opened, seeded(cells, seeds or [42]), runner.provenance, pools)
-        run_on_ray(ray, job, records, min(limit or len(data.tasks), len(data.tasks)), workers=workers)
-    run_experiment(
-        plan,
-        runner,
-        records,
-        keeps=keeps,
-        seeds=seeds or [42],
-        limit=limit or len(data.tasks),
-        track=progress,
-        data=data,
-        pools=pools,
-    )
-    wanted = {cell.name for cell in cells}
-    rows = summarize(record for record in records if record["cell"] in wanted)
-    write_tables(out, "table", f"{dataset}, {model}", rows)
-    _show_rows(rows, dataset, as_json)
+            job = Job(
+                model,
+                opened,
+                cells,
+                runner.provenance,
+                pools,
+                # The template itself: a file of it need not be where the workers are.
+                options={**runner.options, "template": runner.plain.template},
+                calibration=runner.calibration,
+                dtype=str(runner.backbone.model.dtype).removeprefix("torch."),
+                fingerprint=runner.backbone.fingerprint,
+            )
+            run_on_ray(ray, job, records, count, workers=workers)
+        run_experiment(
+            plan,
+            runner,
+            records,
+            keeps=keeps,
+            seeds=seeds,
+            limit=count,
+            track=progress,
+            data=data,
+            pools=pools,
+        )
+        rows = summarize(records.claimed())
+        note = f"Scorer {runner.plain.scorer}, at most {runner.plain.max_image_tokens} tokens an image."
+        write_tables(folder.path, "table", f"{dataset}, {model}", rows, note)
+        _show_rows(rows, dataset, as_json)
 
 
 @app.command()
@@ -109,13 +146,20 @@ def experiment(
     ] = "",
     out: Annotated[str, typer.Option(help="The folder of records, tables and plots.")] = "results",
     keep: Keeps = None,
-    seeds: Seeds = None,
+    seeds: Annotated[
+        list[int] | None,
+        typer.Option(help="They shuffle the candidates; by default the paper's: 42 123 456 789 1024."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Lists per setting.")] = 500,
+    scorer: Scorer = None,
+    max_image_tokens: Tokens = None,
+    template: Template = None,
     model: Model = EMBEDDED,
     as_json: AsJson = False,
 ) -> None:
     """Run one of the paper's experiments and write its records, tables and plots."""
     from radical_rerank.evaluation.experiments import EXPERIMENTS, KEEPS
+    from radical_rerank.evaluation.metrics import SEEDS
     from radical_rerank.report.present import STUDIES, run_study
 
     about = {key: found.about for key, found in EXPERIMENTS.items()} | {
@@ -131,10 +175,10 @@ def experiment(
         raise InputError(f"unknown experiment {name!r}; there are: {', '.join(sorted(about))}")
     rows = run_study(
         name,
-        _runner(model),
+        _runner(model, scorer, max_image_tokens, template),
         Path(out),
         keeps=keep or list(KEEPS),
-        seeds=seeds or [42],
+        seeds=seeds or list(SEEDS),
         limit=limit,
         track=progress,
     )
@@ -142,16 +186,18 @@ def experiment(
     say(f"records, tables and plots are in {Path(out) / name}")
 
 
-def _runner(model: str) -> Any:
+def _runner(model: str, scorer: str | None, max_image_tokens: int | None, template: str | None) -> Any:
     from radical_rerank.backbones import Backbone
     from radical_rerank.evaluation.records import provenance
     from radical_rerank.evaluation.runner import Runner
 
-    return Runner(Backbone.from_pretrained(model), provenance(), say=say)
+    asked = {"scorer": scorer, "max_image_tokens": max_image_tokens, "template": template}
+    options = {name: value for name, value in asked.items() if value is not None}
+    return Runner(Backbone.from_pretrained(model), provenance(), say=say, options=options)
 
 
 def _show_rows(rows: list[Any], title: str, as_json: bool) -> None:
-    from radical_rerank.report.tables import table_of
+    from radical_rerank.report.tables import short_table_of
 
     if as_json:
         print_json([row if isinstance(row, dict) else asdict(row) for row in rows])
@@ -159,4 +205,4 @@ def _show_rows(rows: list[Any], title: str, as_json: bool) -> None:
         lines = [[f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
         print_table(list(rows[0]), lines, title)
     else:
-        print_table(*table_of(rows), title)
+        print_table(*short_table_of(rows), title)

@@ -7,7 +7,7 @@ candidates' mean attention in layer l against the same with the candidates shuff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -78,6 +78,68 @@ class Diagnosis:
         return float(np.corrcoef(self.z, 1 - np.array(self.h_norm))[0, 1])
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What one list says, candidate by candidate (N): all that z is made of.
+
+    contribution: (N,) RC_g; attention: (layers, N) mean p of its tokens; h_norm: (layers,)
+    priors: the attention-free references, (N,) means over its tokens
+    """
+
+    contribution: list[float]
+    attention: list[list[float]]
+    h_norm: list[float]
+    priors: dict[str, list[float]]
+
+
+def evidence(
+    backbone: Backbone,
+    query: str,
+    images: Sequence[Any],
+    *,
+    template: PromptTemplate | None = None,
+    max_image_tokens: int = 384,
+) -> Evidence:
+    """One pass over the list, and one without each of its candidates. images: RGB."""
+    features = backbone.encode([backbone.preprocess(image, max_image_tokens) for image in images])
+    template = template or PromptTemplate.of(backbone)
+    prompt = build_prompt(backbone, template, query, [len(f.tokens) for f in features])
+    probe = AttentionProbe()
+    with probe.on(backbone.model, prompt.layout):
+        logits = backbone.next_token_logits(backbone.inputs([prompt.ids], features))[0]
+    base = logits[prompt.identifiers].softmax(-1)
+    owner = prompt.layout.candidate_of
+    return Evidence(
+        [
+            float((masked[prompt.identifiers].softmax(-1) - base).abs().sum() / 2)
+            for masked in _masked(backbone, prompt, features)
+        ],
+        [_means(p, owner) for p in probe.layers],
+        [float(normalized_entropy(p)) for p in probe.layers],
+        {name: _means(values, owner) for name, values in probe.priors.items()},
+    )
+
+
+def summary(found: Iterable[Evidence], *, permutations: int = 200, seed: int = 0) -> Diagnosis:
+    """Means over lists. The same lists in the same order give the same figures."""
+    rng = np.random.default_rng(seed)
+    rows: list[list[float]] = []
+    entropies: list[list[float]] = []
+    references: dict[str, list[float]] = {}
+    for one in found:
+        contribution = np.array(one.contribution)
+        rows.append([z_score(np.array(p), contribution, permutations, rng) for p in one.attention])
+        entropies.append(one.h_norm)
+        for name, values in one.priors.items():
+            references.setdefault(name, []).append(z_score(np.array(values), contribution, permutations, rng))
+    return Diagnosis(
+        len(rows),
+        tuple(np.mean(rows, axis=0).tolist()),
+        tuple(np.mean(entropies, axis=0).tolist()),
+        {name: float(np.mean(values)) for name, values in references.items()},
+    )
+
+
 def diagnose(
     backbone: Backbone,
     lists: Iterable[tuple[str, Sequence[Any]]],
@@ -85,41 +147,10 @@ def diagnose(
     permutations: int = 200,
     seed: int = 0,
     max_image_tokens: int = 384,
-    tell: Callable[[int], None] = lambda done: None,
 ) -> Diagnosis:
     """lists: (query, RGB images) pairs."""
-    rng = np.random.default_rng(seed)
-    template = PromptTemplate.of(backbone)
-    rows: list[list[float]] = []
-    entropies: list[list[float]] = []
-    references: dict[str, list[float]] = {}
-    for done, (query, images) in enumerate(lists, start=1):
-        features = backbone.encode([backbone.preprocess(image, max_image_tokens) for image in images])
-        prompt = build_prompt(backbone, template, query, [len(f.tokens) for f in features])
-        probe = AttentionProbe()
-        with probe.on(backbone.model, prompt.layout):
-            logits = backbone.next_token_logits(backbone.inputs([prompt.ids], features))[0]
-        base = logits[prompt.identifiers].softmax(-1)
-        contribution = np.array(
-            [
-                float((masked[prompt.identifiers].softmax(-1) - base).abs().sum() / 2)
-                for masked in _masked(backbone, prompt, features)
-            ]
-        )
-        owner = prompt.layout.candidate_of
-        rows.append([z_score(_means(p, owner), contribution, permutations, rng) for p in probe.layers])
-        entropies.append([float(normalized_entropy(p)) for p in probe.layers])
-        for name, values in probe.priors.items():
-            references.setdefault(name, []).append(
-                z_score(_means(values, owner), contribution, permutations, rng)
-            )
-        tell(done)
-    return Diagnosis(
-        len(rows),
-        tuple(np.mean(rows, axis=0).tolist()),
-        tuple(np.mean(entropies, axis=0).tolist()),
-        {name: float(np.mean(values)) for name, values in references.items()},
-    )
+    found = (evidence(backbone, query, images, max_image_tokens=max_image_tokens) for query, images in lists)
+    return summary(found, permutations=permutations, seed=seed)
 
 
 def _masked(backbone: Backbone, prompt: Any, features: Sequence[Any]) -> Iterable[Tensor]:
@@ -133,11 +164,11 @@ def _masked(backbone: Backbone, prompt: Any, features: Sequence[Any]) -> Iterabl
             yield from backbone.next_token_logits(inputs)
 
 
-def _means(values: Tensor, owner: Tensor) -> np.ndarray:
+def _means(values: Tensor, owner: Tensor) -> list[float]:
     """(V,) per token -> (N,) mean per candidate."""
     values, owner = values.float().cpu(), owner.cpu()
     total = torch.zeros(int(owner.max()) + 1).index_add(0, owner, values)
-    return (total / owner.bincount()).numpy()
+    return (total / owner.bincount()).tolist()
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:

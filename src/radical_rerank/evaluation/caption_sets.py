@@ -7,6 +7,7 @@ opened here, but each must be there.
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,13 +18,24 @@ from radical_rerank.evaluation.datasets import Dataset, Task
 
 GOLD = 3
 """The grade of a caption's own picture where others are judged too"""
+CAPTIONS = ("first", "all", "random")
+"""which of a picture's captions are queries"""
 
 
-def karpathy(annotations: str | Path, images: str | Path, *, name: str, split: str = "test") -> Dataset:
-    """Flickr30K and MSCOCO: every caption of the split is a query, its picture the only relevant one.
+def karpathy(
+    annotations: str | Path,
+    images: str | Path,
+    *,
+    name: str,
+    split: str = "test",
+    captions: str = "all",
+    caption_seed: int = 42,
+) -> Dataset:
+    """Flickr30K and MSCOCO: the captions of the split are queries, their picture the only relevant one.
 
     annotations: {"images": [{"filename", "filepath"?, "split", "sentences": [{"raw", "sentid"}]}]}; the split
     "restval" counts as train
+    captions: "all" of a picture, its "first" (the paper has as many queries as pictures), or a "random" one
     """
     path, folder = Path(annotations), Path(images)
     data = _json(path)
@@ -33,6 +45,7 @@ def karpathy(annotations: str | Path, images: str | Path, *, name: str, split: s
     files: dict[str, Path] = {}
     tasks: list[Task] = []
     seen: set[str] = set()
+    _check_captions(captions)
     for number, entry in enumerate(entries):
         where = f"{path}, image {number}"
         file, part = _text(entry, "filename", where), _text(entry, "split", where)
@@ -44,13 +57,15 @@ def karpathy(annotations: str | Path, images: str | Path, *, name: str, split: s
         sentences = entry.get("sentences")
         if not isinstance(sentences, list) or not sentences:
             raise InputError(f"{where} ({file}) has no sentences")
-        for sentence in sentences:
+        own = []
+        for place, sentence in enumerate(sentences):
             text = _text(sentence, "raw", f"{where} ({file}), a sentence")
-            key = str(sentence.get("sentid", f"{file}#{len(tasks)}"))
+            key = str(sentence.get("sentid", f"{file}#{place}"))
             if key in seen:
                 raise InputError(f"{where} ({file}): sentence {key} occurs twice")
             seen.add(key)
-            tasks.append(Task(key, text.strip(), {file: 1}))
+            own.append(Task(key, text.strip(), {file: 1}))
+        tasks += _chosen(own, captions, caption_seed, file)
     return _dataset(name, tasks, files, f"{path} has no image of the split {split!r}")
 
 
@@ -61,13 +76,17 @@ def flickr8k(
     split_file: str | Path | None = None,
     expert: str | Path | None = None,
     crowd: str | Path | None = None,
+    captions: str = "all",
+    caption_seed: int = 42,
 ) -> Dataset:
     """`name.jpg#k<TAB>caption`; only the pictures of `split_file` where there is one.
 
     expert: three judges' 1 to 4 per picture and caption; grade = mean − 1, rounded: 0 to 3
     crowd: the share of "yes" per picture and caption; grade = 3 · share, rounded
     A caption's own picture has grade 3, or 1 where nothing is judged.
+    captions: "all" of a picture, its "first", or a "random" one
     """
+    _check_captions(captions)
     path, folder = Path(tokens), Path(images)
     wanted = None if split_file is None else {line for _, line in _lines(Path(split_file))}
     graded = expert is not None or crowd is not None
@@ -107,7 +126,10 @@ def flickr8k(
             grade = round(sum(values) / 3 - 1) if columns == 3 else round(3 * values[0])
             if grade > 0:
                 grades[key][file] = max(grade, grades[key].get(file, 0))
-    tasks = [Task(key, text, grades[key]) for key, (_, text) in texts.items()]
+    own: dict[str, list[Task]] = {file: [] for file in files}
+    for key, (file, text) in texts.items():
+        own[file].append(Task(key, text, grades[key]))
+    tasks = [task for file, of in own.items() for task in _chosen(of, captions, caption_seed, file)]
     return _dataset("flickr8k", tasks, files, f"{path} has no caption")
 
 
@@ -145,6 +167,18 @@ def fashioniq(
         tasks.append(Task(f"{category}-{number}", text, {target: 1}, reference))
     files = {name: folder / f"{name}{suffix}" for name in gallery}
     return _dataset(f"fashioniq-{category}", tasks, files, f"{path} has no query")
+
+
+def _check_captions(captions: str) -> None:
+    if captions not in CAPTIONS:
+        raise InputError(f"captions must be one of {', '.join(CAPTIONS)}, not {captions!r}")
+
+
+def _chosen(tasks: list[Task], captions: str, seed: int, picture: str) -> list[Task]:
+    """Of a picture's queries those that are asked. What is drawn for one picture depends on no other."""
+    if captions == "all":
+        return tasks
+    return [tasks[0] if captions == "first" else random.Random(f"{seed} {picture}").choice(tasks)]
 
 
 def _dataset(name: str, tasks: list[Task], files: dict[str, Path], empty: str) -> Dataset:

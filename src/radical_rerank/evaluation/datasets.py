@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from radical_rerank.reranking.images import Document
+from radical_rerank.errors import InputError
+from radical_rerank.reranking.images import Document, load_image
 
 T = TypeVar("T")
 
@@ -51,6 +53,10 @@ class Dataset:
     picture: Callable[[str], Document] = field(repr=False)
     gallery: Sequence[str] = ()
 
+    def contents(self, names: Iterable[str]) -> list[str]:
+        """A digest of each of these pictures: what it shows, whatever it is called."""
+        return [picture_digest(self.picture(name), f"the picture {name} of {self.name}") for name in names]
+
     def digest(self, first: int = 100) -> str:
         """What identifies a version: a hash of the gallery's ids and of the first tasks."""
         parts: list[Any] = [list(self.gallery)]
@@ -67,6 +73,19 @@ class QuestionSet:
     name: str
     questions: Sequence[Question]
     picture: Callable[[str], Document] = field(repr=False)
+
+
+def picture_digest(document: Document, name: str) -> str:
+    """What a picture shows, whatever it is called. name: for the error where it cannot be read"""
+    if isinstance(document, Path):  # as it is on disk: quicker than decoding it
+        try:
+            data = document.read_bytes()
+        except OSError as error:
+            raise InputError(f"cannot read {name} ({document}): {error.strerror}") from None
+    else:
+        image = load_image(document, name=name)
+        data = f"{image.size}".encode() + image.tobytes()
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 class Lazy(Sequence[T]):

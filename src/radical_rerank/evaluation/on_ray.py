@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.errors import InputError
 from radical_rerank.evaluation.datasets import Dataset
-from radical_rerank.evaluation.records import Cell, Records
-from radical_rerank.evaluation.runner import Pools, Runner, Track
+from radical_rerank.evaluation.records import Cell, Key, Records
+from radical_rerank.evaluation.runner import Pools, Runner, Track, work_of
+from radical_rerank.pruning import Profile
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs to know; it loads model and data itself."""
+    """What a worker needs to know; it loads model and data itself.
+
+    options, calibration: the Runner's; dtype: of the model, by default what suits the worker's device
+    fingerprint: the model's, where it is known: records of any other model are refused
+    """
 
     model: str
     dataset: Callable[[], Dataset]
@@ -25,6 +30,10 @@ class Job:
     provenance: dict[str, Any]
     pools: Pools | None = None
     threads: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    calibration: Profile | None = None
+    dtype: str | None = None
+    fingerprint: str | None = None
 
 
 class Worker:
@@ -36,15 +45,21 @@ class Worker:
         if job.threads is not None:
             torch.set_num_threads(job.threads)
         self.job = job
-        self.runner = Runner(Backbone.from_pretrained(job.model), job.provenance)
+        backbone = Backbone.from_pretrained(job.model, dtype=job.dtype)
+        self.runner = Runner(backbone, job.provenance, options=job.options, calibration=job.calibration)
         self.data = job.dataset()
-        self.cells = {cell.key: cell for cell in job.cells}
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         lines = []
-        for number, missing in zip(batch["number"], batch["missing"], strict=True):
-            cells = [self.cells[key] for key in json.loads(str(missing))]
-            for record in self.runner.records_of(self.data, int(number), cells, self.job.pools):
+        for number, there in zip(batch["number"], batch["there"], strict=True):
+            work = work_of(self.data, int(number), self.job.pools)
+            done = {tuple(key) for key in json.loads(str(there))}
+            missing = [
+                cell
+                for cell in self.job.cells
+                if self.runner.key(cell, work.number, work.content) not in done
+            ]
+            for record in self.runner.ranked(self.data, work, missing):
                 lines.append(json.dumps(record, ensure_ascii=False))
         return {"record": lines}
 
@@ -63,13 +78,13 @@ def run_on_ray(
         import ray
     except ImportError:
         raise InputError("--ray needs Ray: pip install 'radical-rerank[ray]'") from None
-    work = []
-    for number in range(count):
-        missing = [cell.key for cell in job.cells if not records.has(cell, str(number))]
-        if missing:
-            work.append({"number": number, "missing": json.dumps(missing)})
-    if not work:
-        return
+    # Only a worker, which has the model, knows the keys of what is wanted: it is told what is there already.
+    wanted = {cell.key for cell in job.cells}
+    there: dict[str, list[Key]] = {}
+    for key in sorted(records.keys()):
+        if key[0] in wanted:
+            there.setdefault(key[1], []).append(key)
+    work = [{"number": n, "there": json.dumps(there.get(str(n), []))} for n in range(count)]
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     started = not ray.is_initialized()
     if started:
@@ -82,7 +97,13 @@ def run_on_ray(
             .iter_rows()
         )
         for row in track(rows, "on Ray"):
-            records.add(json.loads(row["record"]))
+            record = json.loads(row["record"])
+            if job.fingerprint not in (None, record["fingerprint"]):
+                raise InputError(
+                    f"a worker's {job.model} is another model than the one here: its fingerprint is "
+                    f"{record['fingerprint']}, not {job.fingerprint}"
+                )
+            records.add(record)
     finally:
         if started:
             ray.shutdown()

@@ -12,6 +12,7 @@ from radical_rerank.backbones import Backbone
 from radical_rerank.errors import InputError
 from radical_rerank.evaluation.caption_sets import fashioniq, flickr8k, karpathy
 from radical_rerank.evaluation.datasets import Dataset
+from radical_rerank.evaluation.records import digest_of
 from radical_rerank.evaluation.scene_sets import (
     scenes,
     scenes_composed,
@@ -26,14 +27,18 @@ ABOUT = {
     "scenes-composed": "generated references with a change in words; nothing needed",
     "scenes-composed-gallery": "references and changes over a gallery of 1,000; a first stage is needed",
     "scenes-gallery": "a generated gallery of 1,000; a first stage finds the candidates",
-    "flickr30k": "--annotations dataset_flickr30k.json --images DIR",
-    "mscoco": "--annotations dataset_coco.json --images DIR",
-    "flickr8k": "--annotations Flickr8k.token.txt --images DIR --split Flickr_8k.testImages.txt; graded with "
-    "--expert ExpertAnnotations.txt, --crowd CrowdFlowerAnnotations.txt",
+    "flickr30k": "--annotations dataset_flickr30k.json --images DIR; the first caption of each picture, or "
+    "--captions all",
+    "mscoco": "--annotations dataset_coco.json --images DIR; captions as flickr30k",
+    "flickr8k": "--annotations Flickr8k.token.txt --images DIR --split Flickr_8k.testImages.txt; captions as "
+    "flickr30k; graded with --expert ExpertAnnotations.txt, --crowd CrowdFlowerAnnotations.txt",
     "fashioniq-dress": "--annotations cap.dress.val.json --split split.dress.val.json --images DIR",
     "fashioniq-shirt": "--annotations cap.shirt.val.json --split split.shirt.val.json --images DIR",
     "fashioniq-toptee": "--annotations cap.toptee.val.json --split split.toptee.val.json --images DIR",
 }
+
+CAPTIONED = ("flickr30k", "mscoco", "flickr8k")
+"""data sets with several captions of a picture"""
 
 
 def open_dataset(
@@ -45,10 +50,18 @@ def open_dataset(
     split: str = "test",
     expert: str | None = None,
     crowd: str | None = None,
+    captions: str | None = None,
+    caption_seed: int = 42,
 ) -> Dataset:
-    """lists: how many of the generated data sets' queries to draw; expert, crowd: Flickr8k's judgements."""
+    """lists: how many of the generated data sets' queries to draw; expert, crowd: Flickr8k's judgements.
+
+    captions: of a picture with several, "first" (the default, the paper's 1,000 queries over 1,000 pictures),
+        "all", or "random", one drawn by `caption_seed`
+    """
     if name not in ABOUT:
         raise InputError(f"unknown data set {name!r}; there are: {', '.join(ABOUT)}")
+    if captions is not None and name not in CAPTIONED:
+        raise InputError(f"{name} has no captions to choose from; {', '.join(CAPTIONED)} have")
     if (expert or crowd) and name != "flickr8k":
         raise InputError(f"judgements belong to flickr8k, not to {name}")
     if name == "scenes":
@@ -63,10 +76,20 @@ def open_dataset(
         raise InputError(f"{name} needs {ABOUT[name]}")
     if name == "flickr8k":
         chosen = None if split == "test" else split
-        return flickr8k(annotations, images, split_file=chosen, expert=expert, crowd=crowd)
+        return flickr8k(
+            annotations,
+            images,
+            split_file=chosen,
+            expert=expert,
+            crowd=crowd,
+            captions=captions or "first",
+            caption_seed=caption_seed,
+        )
     if name.startswith("fashioniq-"):
         return fashioniq(annotations, split, images, category=name.removeprefix("fashioniq-"))
-    return karpathy(annotations, images, name=name, split=split)
+    return karpathy(
+        annotations, images, name=name, split=split, captions=captions or "first", caption_seed=caption_seed
+    )
 
 
 def pools_of(
@@ -82,7 +105,8 @@ def pools_of(
     """Candidates per query: the data set's own lists (None), a run file's, or a first stage's.
 
     embedder: its name; by default the embedded model's own, where that is the model
-    What the first stage finds is kept in `path` and read from there the next time.
+    What the first stage finds is kept beside `path`, under a name that stands for the data set, the depth and
+    the embedder (pool.run as pool-0123456789abcdef.run), and read from there the next time.
     """
     if run is not None:
         found = read_run(run, known=set(data.gallery) or None, depth=depth)
@@ -92,11 +116,20 @@ def pools_of(
         return found
     if data.tasks[0].candidates is not None:
         return None
-    if path.is_file():
-        return read_run(path, known=set(data.gallery), depth=depth)
     if embedder is None and backbone.name != EMBEDDED:
         raise InputError(f"{data.name} needs a first stage: pass --embedder, or --pool with a TREC run file")
-    first = embedder_of(embedder or EMBEDDED, backbone if backbone.name == EMBEDDED else None)
+    name = embedder or EMBEDDED
+    asked = [[task.id, task.text, task.reference] for task in data.tasks]
+    references = dict.fromkeys(task.reference for task in data.tasks if task.reference)
+    shown = [data.contents(data.gallery), data.contents(references)]
+    # The embedded embedder is the embedded model; another is known by its name alone until it is loaded.
+    own = backbone if backbone.name == EMBEDDED else None
+    weights = (own or Backbone.from_pretrained()).fingerprint if name == EMBEDDED else ""
+    key = digest_of([data.name, list(data.gallery), asked, shown, depth, name, weights])
+    path = path.with_stem(f"{path.stem}-{key}")
+    if path.is_file():
+        return read_run(path, known=set(data.gallery), depth=depth)
+    first = embedder_of(name, own)
     say(f"embedding the {len(data.gallery)} pictures of {data.name} with {first.name}")
     pool = retrieve(data, first, depth)
     write_run(path, pool, first.name)

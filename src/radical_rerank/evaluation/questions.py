@@ -1,4 +1,4 @@
-"""The embedded model's answers to questions about one scene."""
+"""Answers to questions about one scene."""
 
 from __future__ import annotations
 
@@ -6,8 +6,41 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from radical_rerank.backbones import Backbone, ImageFeatures, layout_of
-from radical_rerank.evaluation.datasets import QuestionSet
+from radical_rerank.evaluation.datasets import Question, QuestionSet, picture_digest
+from radical_rerank.evaluation.records import Cell, Records, digest_of
+from radical_rerank.evaluation.runner import Runner, Track
 from radical_rerank.pruning import Pruner
+
+
+def ask(runner: Runner, data: QuestionSet, cells: Sequence[Cell], records: Records, track: Track) -> None:
+    """Run what is missing: one record per question and setting, with the answer and whether it is right."""
+    backbone, size = runner.backbone, runner.plain.max_image_tokens
+    for number, question in enumerate(track(data.questions, data.name)):
+        picture = data.picture(question.picture)
+        shown = picture_digest(picture, f"the picture {question.picture} of {data.name}")
+        content = digest_of([data.name, question, shown])
+        missing = [cell for cell in cells if records.claim(runner.key(cell, number, content))]
+        if not missing:
+            continue
+        (feature,) = backbone.encode([backbone.preprocess(picture, size)])
+        for cell in missing:
+            pruner = runner.reranker(cell).pruner
+            found = answer(backbone, pruner, feature, question.text, question.choices)
+            records.add(
+                {
+                    "dataset": data.name,
+                    "query": question.text,
+                    "kind": kind_of(question),
+                    **runner.named(cell, number, content),
+                    "answer": found,
+                    "right": found == question.answer,
+                    **runner.provenance,
+                }
+            )
+
+
+def kind_of(question: Question) -> str:
+    return "yes/no" if len(question.choices) == 2 else "colour"
 
 
 def accuracy(
@@ -20,10 +53,9 @@ def accuracy(
     right: dict[str, dict[str, list[bool]]] = {name: {} for name in pruners}
     for question in track(data.questions):
         (feature,) = backbone.encode([backbone.preprocess(data.picture(question.picture), 384)])
-        kind = "yes/no" if len(question.choices) == 2 else "colour"
         for name, pruner in pruners.items():
             found = answer(backbone, pruner, feature, question.text, question.choices)
-            right[name].setdefault(kind, []).append(found == question.answer)
+            right[name].setdefault(kind_of(question), []).append(found == question.answer)
     return {
         name: {kind: sum(values) / len(values) for kind, values in sorted(kinds.items(), reverse=True)}
         for name, kinds in right.items()

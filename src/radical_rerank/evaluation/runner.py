@@ -11,16 +11,28 @@ from radical_rerank.backbones import Backbone
 from radical_rerank.errors import InputError
 from radical_rerank.evaluation.datasets import Dataset, Task
 from radical_rerank.evaluation.metrics import measure
-from radical_rerank.evaluation.records import Cell, Records
+from radical_rerank.evaluation.records import Cell, Key, Records, digest_of
 from radical_rerank.pruning import Profile, build
 from radical_rerank.pruning.radical import RaDiCal
 from radical_rerank.reranking import Query, Reranker
 from radical_rerank.reranking.cache import VisionCache
 from radical_rerank.reranking.calibration import profile_of
+from radical_rerank.reranking.images import Document
 
 Track = Callable[[Iterable[Any], str], Iterable[Any]]
 Pools = Mapping[str, Sequence[str]]
 """per query the candidates of the first stage, best first"""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One query with its candidates, and a digest of both: of the words, the judgements and every picture."""
+
+    number: int
+    task: Task
+    candidates: Sequence[str]
+    pictures: Mapping[str, Document]
+    content: str
 
 
 @dataclass
@@ -28,17 +40,21 @@ class Runner:
     """Ranks a data set's lists with every cell. All cells share one model and one vision cache.
 
     say: hears of calibration; rerank options (scorer, max_image_tokens …) go to every Reranker
+    calibration: the model's trust profile; None: looked up or measured when a method needs it
     """
 
     backbone: Backbone
     provenance: dict[str, Any]
     say: Callable[[str], None] | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    calibration: Profile | None = None
 
     def __post_init__(self) -> None:
         self._cache = VisionCache(1 << 30)
         self._rerankers: dict[str, Reranker] = {}
-        self._profile: Profile | None = None
+        self._settings: dict[str, str] = {}
+        # Prompts and pictures as every cell has them, without pruning; a bad option is told at once.
+        self.plain = self.reranker(Cell("Dense", "dense"))
 
     def run(
         self,
@@ -53,46 +69,41 @@ class Runner:
         """Query by query, so that every cell finds the pictures encoded."""
         count = len(data.tasks) if limit is None else min(limit, len(data.tasks))
         for number in track(range(count), data.name):
-            missing = [cell for cell in cells if not records.has(cell, str(number))]
-            for record in self.records_of(data, number, missing, pools):
+            work = work_of(data, number, pools)
+            for record in self.ranked(data, work, self.missing(work, cells, records)):
                 records.add(record)
+
+    def missing(self, work: Work, cells: Sequence[Cell], records: Records) -> list[Cell]:
+        """The cells that have no record of this query yet. All of them are claimed for this run."""
+        return [cell for cell in cells if records.claim(self.key(cell, work.number, work.content))]
 
     def records_of(
         self, data: Dataset, number: int, cells: Sequence[Cell], pools: Pools | None = None
     ) -> Iterator[dict[str, Any]]:
         """The records of one query."""
-        if not cells:
-            return
-        task = data.tasks[number]
-        candidates = _candidates(data, task, pools)
-        pictures = {name: data.picture(name) for name in candidates}
-        reference = None if task.reference is None else data.picture(task.reference)
+        return self.ranked(data, work_of(data, number, pools), cells)
+
+    def ranked(self, data: Dataset, work: Work, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+        task = work.task
+        reference = None if task.reference is None else work.pictures[task.reference]
         for cell in cells:
-            order = list(candidates)
+            order = list(work.candidates)
             random.Random(f"{cell.seed} {task.id}").shuffle(order)
             reranker = self.reranker(cell)
-            ranking = reranker.rank(Query(task.text, reference), [pictures[name] for name in order])
+            ranking = reranker.rank(Query(task.text, reference), [work.pictures[name] for name in order])
             names = [order[i] for i in ranking.order]
             found = measure({task.id: names}, {task.id: task.relevant})[task.id]
             reports = ranking.reports
             yield {
                 "dataset": data.name,
-                "task": str(number),
                 "query": task.text,
-                "cell": cell.name,
-                "cell_key": cell.key,
-                "method": cell.method,
-                "keep": cell.keep,
-                "seed": cell.seed,
-                "options": cell.options,
-                "data": cell.data,
-                "model": self.backbone.name,
+                **self.named(cell, work.number, work.content),
                 "ranking": names,
                 "scores": [round(result.score, 5) for result in ranking],
                 "relevant": task.relevant,
-                "in_pool": any(name in task.relevant for name in candidates),
+                "in_pool": any(name in task.relevant for name in work.candidates),
                 "measures": found,
-                "candidates": len(candidates),
+                "candidates": len(work.candidates),
                 "tokens": sum(report.tokens for report in reports),
                 "visual_tokens": sum(report.visual_tokens for report in reports),
                 "visual_tokens_left": sum(report.visual_tokens_left for report in reports),
@@ -103,6 +114,34 @@ class Runner:
                 "seconds": _summed([report.seconds for report in reports]),
                 **self.provenance,
             }
+
+    def key(self, cell: Cell, number: int, content: str) -> Key:
+        """What names the record of a query: every fact that could change it. `content`: of the query."""
+        return cell.key, str(number), digest_of([self._setting(cell), content])
+
+    def named(self, cell: Cell, number: int, content: str) -> dict[str, Any]:
+        """The head of a record: its key, and what the key stands for, where that can be read."""
+        cell_key, task, setting = self.key(cell, number, content)
+        return {
+            "task": task,
+            "cell": cell.name,
+            "cell_key": cell_key,
+            "setting": setting,
+            "method": cell.method,
+            "keep": cell.keep,
+            "seed": cell.seed,
+            "options": cell.options,
+            "data": cell.data,
+            **_facts(self.reranker(cell)),
+        }
+
+    def _setting(self, cell: Cell) -> str:
+        """A digest of the model and of all that a Reranker was told, defaults and trust profile included."""
+        if cell.key not in self._settings:
+            reranker = self.reranker(cell)
+            facts = [_facts(reranker), self.backbone.reading, reranker.pruner, cell.seed]
+            self._settings[cell.key] = digest_of(facts)
+        return self._settings[cell.key]
 
     def reranker(self, cell: Cell) -> Reranker:
         if cell.key not in self._rerankers:
@@ -117,9 +156,34 @@ class Runner:
 
     @property
     def profile(self) -> Profile:
-        if self._profile is None:
-            self._profile = profile_of(self.backbone, say=self.say)
-        return self._profile
+        if self.calibration is None:
+            self.calibration = profile_of(self.plain, say=self.say)
+        return self.calibration
+
+
+def _facts(reranker: Reranker) -> dict[str, Any]:
+    """Of the model and of how lists are put to it."""
+    return {
+        "model": reranker.backbone.name,
+        "fingerprint": reranker.backbone.fingerprint,
+        "dtype": str(reranker.backbone.model.dtype).removeprefix("torch."),
+        "scorer": reranker.scorer,
+        "max_image_tokens": reranker.max_image_tokens,
+        "max_new_tokens": reranker.max_new_tokens,
+        "template": digest_of(reranker.template),
+        "window": reranker.window,
+        "stride": reranker.stride,
+    }
+
+
+def work_of(data: Dataset, number: int, pools: Pools | None = None) -> Work:
+    """One query of a data set, with its pool where there are pools."""
+    task = data.tasks[number]
+    candidates = _candidates(data, task, pools)
+    names = [*candidates, *([] if task.reference is None else [task.reference])]
+    shown = list(zip(names, data.contents(names), strict=True))
+    content = digest_of([data.name, task.id, task.text, sorted(task.relevant.items()), shown])
+    return Work(number, task, candidates, {name: data.picture(name) for name in names}, content)
 
 
 def _candidates(data: Dataset, task: Task, pools: Pools | None) -> Sequence[str]:

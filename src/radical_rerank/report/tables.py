@@ -13,14 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from radical_rerank.errors import InputError
 from radical_rerank.evaluation.metrics import MEASURES, bootstrap, paired_test, relative
 from radical_rerank.files import replacing
+
+CONDITIONAL = ("R@1", "R@5", "R@10", "MRR@10")
+"""the paper's measures of the queries whose pool holds a match"""
 
 
 @dataclass(frozen=True)
 class Row:
     """One setting, means over queries and seeds. Quality in percent, costs as fractions saved.
 
+    conditional: the same measures over the queries whose pool holds a match
     interval: 95% bootstrap interval of MRR@10 over queries; p_dense, p_best: paired tests against Dense and
     against the best other setting at the same budget
     """
@@ -47,17 +52,24 @@ class Row:
     paper: float | None
     graded: bool = False
     """some pictures match better than others"""
+    seeds_used: tuple[int, ...] = ()
 
 
 def summarize(records: Iterable[dict[str, Any]], paper: dict[str, float] | None = None) -> list[Row]:
-    """Rows in the order in which the settings first occur. Queries are compared only where both ran."""
+    """Rows in the order in which the settings first occur. Queries are compared only where both ran.
+
+    Two records of one query, setting and seed are of different runs: no mean of them means anything.
+    """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
         groups.setdefault((record["cell"], json.dumps(record["data"], sort_keys=True)), []).append(record)
+    for (name, _), group in groups.items():
+        _check_one_run(name, group)
     scores = {key: _per_query(group, "MRR@10") for key, group in groups.items()}
     rows = []
     for (name, data), group in groups.items():
         mine, first = scores[name, data], group[0]
+        seeds = tuple(dict.fromkeys(record["seed"] for record in group))
         dense = scores.get(("Dense", data))
         rivals = [
             key
@@ -78,7 +90,7 @@ def summarize(records: Iterable[dict[str, Any]], paper: dict[str, float] | None 
                 data=first["data"],
                 options=first["options"],
                 queries=len(mine),
-                seeds=len({record["seed"] for record in group}),
+                seeds=len(seeds),
                 measures=mean,
                 conditional={
                     m: 100 * float(np.mean(list(_per_query(inside, m).values()))) if inside else float("nan")
@@ -98,9 +110,27 @@ def summarize(records: Iterable[dict[str, Any]], paper: dict[str, float] | None 
                 seconds=float(np.median([sum(record["seconds"].values()) for record in group])),
                 paper=(paper or {}).get(name),
                 graded=any(grade > 1 for record in group for grade in record["relevant"].values()),
+                seeds_used=seeds,
             )
         )
     return rows
+
+
+def _check_one_run(name: str, group: Sequence[dict[str, Any]]) -> None:
+    """All records of a row are of one data set and model, and there is one per query and seed."""
+    for fields in (("dataset",), ("model", "fingerprint", "dtype")):
+        kinds = {tuple(record.get(field) for field in fields) for record in group}
+        if len(kinds) > 1:
+            raise InputError(f"the records of {name!r} are of {len(kinds)} {fields[0]}s: {sorted(kinds)}")
+    seen: set[tuple[str, int]] = set()
+    for record in group:
+        key = record["task"], record["seed"]
+        if key in seen:
+            raise InputError(
+                f"there are two records of {name!r} for query {key[0]} and seed {key[1]}: they are of "
+                "different settings"
+            )
+        seen.add(key)
 
 
 def _per_query(group: Sequence[dict[str, Any]], measure: str) -> dict[str, float]:
@@ -136,22 +166,19 @@ def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     quoted = any(row.paper is not None for row in rows)
     graded = any(row.graded for row in rows)
     heads = ["setting", "R@1", "R@5", "R@10", "MRR@10", "95%", "Rel_D", *(["nDCG@10"] if graded else [])]
-    heads += ["cR@1", "cR@10", "cMRR@10"] if conditional else []
+    heads += [f"c{m}" for m in CONDITIONAL] if conditional else []
     heads += ["p (Dense)", "p (best other)", "tokens left", "tokens / layer", "FLOPs saved", "KV saved"]
     heads += ["s / list", *(["paper"] if quoted else [])]
     lines = []
     for row in rows:
-        label = row.name + "".join(
-            f", {key} = {value}" for key, value in row.data.items() if value is not None
-        )
         lines.append(
             [
-                label,
+                _label(row),
                 *(f"{row.measures[m]:.2f}" for m in ("R@1", "R@5", "R@10", "MRR@10")),
                 f"{row.interval[0]:.1f}–{row.interval[1]:.1f}",
                 f"{row.rel_d:.1f}",
                 *([f"{row.measures['nDCG@10']:.2f}"] if graded else []),
-                *(f"{row.conditional[m]:.2f}" for m in ("R@1", "R@10", "MRR@10") if conditional),
+                *(f"{row.conditional[m]:.2f}" for m in CONDITIONAL if conditional),
                 _p(row.p_dense),
                 _p(row.p_best),
                 f"{row.visual_tokens_left:.0f} of {row.visual_tokens:.0f}",
@@ -165,6 +192,53 @@ def table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return heads, lines
 
 
+def short_table_of(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The five columns that matter most, for a terminal of 80. The files have them all."""
+    lines = [
+        [
+            _label(row),
+            f"{row.measures['MRR@10']:.2f}",
+            f"{row.rel_d:.1f}",
+            _p(row.p_dense),
+            f"{100 * row.flops_saved:.1f}%",
+        ]
+        for row in rows
+    ]
+    return ["setting", "MRR@10", "Rel_D", "p (Dense)", "FLOPs saved"], lines
+
+
+def _label(row: Row) -> str:
+    return row.name + "".join(f", {key} = {value}" for key, value in row.data.items() if value is not None)
+
+
+def facts_of(rows: Sequence[Row]) -> str:
+    """What no column says: how many queries, which seeds, and whose budget SparseVLM had."""
+    counts = sorted({row.queries for row in rows})
+    many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    facts = [f"{many} queries per row"]
+    used = list(dict.fromkeys(row.seeds_used for row in rows))
+    if len(used) == 1:
+        facts.append(f"{'seed' if len(used[0]) == 1 else 'mean over seeds'} {', '.join(map(str, used[0]))}")
+    else:
+        facts += [
+            f"{', '.join(row.name for row in rows if row.seeds_used == seeds)}: seeds "
+            + ", ".join(map(str, seeds))
+            for seeds in used
+        ]
+    return "; ".join(facts) + "." + sparsevlm_note((row.method, row.options) for row in rows)
+
+
+def sparsevlm_note(settings: Iterable[tuple[str, dict[str, Any]]]) -> str:
+    """Which of SparseVLM's two budgets these (method, options) ran with; nothing where none is SparseVLM."""
+    budgets = {options.get("budget", "fixed") for method, options in settings if method == "sparsevlm"}
+    note = ""
+    if "fixed" in budgets:
+        note += " SparseVLM has the fixed budget: the shape of its published list, scaled to meet R."
+    if "adaptive" in budgets:
+        note += " SparseVLM, adaptive sets its own budget by the rank of the attention and does not meet R."
+    return note
+
+
 def _p(value: float | None) -> str:
     return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
@@ -173,10 +247,14 @@ def write_tables(folder: str | Path, name: str, title: str, rows: Sequence[Row],
     """`name.md`, `name.tex`, `name.csv`, and `name.json` with all that is known of each row."""
     folder = Path(folder)
     heads, lines = table_of(rows)
+    facts = facts_of(rows)
+    seeds = [" ".join(map(str, row.seeds_used)) for row in rows]
     texts = {
-        "md": f"# {title}\n\n{note}\n\n" + markdown(heads, lines),
-        "tex": latex(heads, lines, title),
-        "csv": comma_separated(heads, lines),
+        "md": f"# {title}\n\n{note}{' ' if note else ''}{facts}\n\n" + markdown(heads, lines),
+        "tex": latex(heads, lines, f"{title}. {facts}"),
+        "csv": comma_separated(
+            [*heads, "seeds"], [[*line, used] for line, used in zip(lines, seeds, strict=True)]
+        ),
         "json": json.dumps([asdict(row) for row in rows], indent=1, ensure_ascii=False) + "\n",
     }
     for suffix, text in texts.items():
@@ -203,15 +281,19 @@ def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def latex(heads: Sequence[str], lines: Sequence[Sequence[str]], caption: str) -> str:
+    special = {"%": r"\%", "&": r"\&", "_": r"\_", "α": r"$\alpha$", "–": "--", "<": "$<$", "#": r"\#"}
+
+    def text(words: str) -> str:
+        return "".join(special.get(c, c) for c in words)
+
     def escaped(line: Sequence[str]) -> str:
-        special = {"%": r"\%", "&": r"\&", "_": r"\_", "α": r"$\alpha$", "–": "--", "<": "$<$", "#": r"\#"}
-        return " & ".join("".join(special.get(c, c) for c in cell) for cell in line) + r" \\"
+        return " & ".join(map(text, line)) + r" \\"
 
     body = "\n".join(escaped(line) for line in lines)
     return (
         "\\begin{table}\n\\centering\n"
         f"\\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}\n\\toprule\n{escaped(heads)}\n\\midrule\n{body}\n"
-        f"\\bottomrule\n\\end{{tabular}}\n\\caption{{{caption}}}\n\\end{{table}}\n"
+        f"\\bottomrule\n\\end{{tabular}}\n\\caption{{{text(caption)}}}\n\\end{{table}}\n"
     )
 
 
