@@ -31,8 +31,10 @@ from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_p
 from radical_rerank.pruning import Profile, build
 from radical_rerank.report.overlay import overlay
 from radical_rerank.report.tables import published, summarize, write_tables
+from radical_rerank.reranking.prompt import PromptTemplate
 from radical_rerank.retrieval.pools import read_run, write_run
 from tests.cases import PROFILE, draw_list
+from tests.slow import SlowList, slow_z
 
 # Metrics.
 
@@ -507,13 +509,26 @@ def test_spearman_and_z() -> None:
     assert abs(np.mean([z_score(a, rng.random(20), 100, rng) for _ in range(60)])) < 0.45
 
 
-def test_diagnosis_runs_on_any_model(backbone: Backbone) -> None:
+def test_diagnosis_runs_on_any_model(backbone: Backbone, tiny_folders: dict[str, Path]) -> None:
     lists = [draw_list(seed, 4) for seed in range(2)]
-    found = diagnose(backbone, lists, permutations=20, max_image_tokens=16)
+    found = diagnose(backbone, lists, permutations=1000, max_image_tokens=16)
     assert len(found.z) == len(found.h_norm) == backbone.shape.layers
     assert set(found.references) == {"U", "Q", "U×Q"}
     assert all(0 < h <= 1 for h in found.h_norm)
     assert -1 <= found.pearson <= 1
+    # And the figures are those of the slow version, whose null is exact.
+    eager = Backbone.from_pretrained(tiny_folders["qwen3_vl"], attn_implementation="eager")
+    slow = [SlowList(eager, *one, PromptTemplate.of(backbone), 16) for one in lists]
+    contributions = [one.contribution() for one in slow]
+    assert found.h_norm == pytest.approx(np.mean([one.h_norm() for one in slow], axis=0), rel=1e-4)
+    z = [
+        [slow_z(one.means(p), contribution) for p in one.attention()]
+        for one, contribution in zip(slow, contributions, strict=True)
+    ]
+    assert found.z == pytest.approx(np.mean(z, axis=0), abs=0.15)
+    for name, value in found.references.items():
+        exact = [slow_z(a.means(a.priors()[name]), c) for a, c in zip(slow, contributions, strict=True)]
+        assert value == pytest.approx(np.mean(exact), abs=0.15)
 
 
 def test_masking_a_candidate_is_dropping_its_tokens(backbone: Backbone) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import torch
 
 from radical_rerank.backbones import layout_of
 from radical_rerank.errors import CalibrationError, InputError, LayoutError
+from radical_rerank.evaluation.experiments import ABLATION, EXPERIMENTS
 from radical_rerank.method import STRATEGIES, keep_ratio
 from radical_rerank.pruning import METHODS, Layout, Profile, RaDiCal, Random, build
 from tests.cases import END, IMAGE, PROFILE, START, make_case, model_of
+from tests.reference import Look, Reference, normalised, text_averaged
 
 SHAPES = [(6, 8), (5, 5), (8, 6), (4, 4)]
 
@@ -45,6 +48,70 @@ def test_every_row_of_the_ablation_is_a_constructor_argument() -> None:
     assert len(budgets) == 1
     assert len({str(stages) for stages in outcomes.values()}) == len(rows)
     assert survivors(Random(keep=0.3, calibration=PROFILE)) == outcomes["without scoring"]
+
+
+def written_out(look: Look, row: str) -> list[float]:
+    """The paper's ablation, row by row: the score of every alive token, from the whole attention matrix."""
+
+    def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+        return float(a @ b / (a.norm() * b.norm()))
+
+    prototype = look.vision.mean(0)
+    unique = [1 - cosine(token, prototype) for token in look.vision]
+    relevant = [max(cosine(token, look.query), 0) for token in look.vision]
+    raw = {"QRel only": relevant, "CCU only": unique}.get(
+        row, [u * q for u, q in zip(unique, relevant, strict=True)]
+    )
+    d = [normalised(raw)[token] for token in look.alive]
+    p = text_averaged(look)
+    info = [max(x * math.log(len(p) * x), 0.0) for x in p]
+    s = normalised(info) if max(info) > 0 else [1 / len(p)] * len(p)
+    fixed = {"w/o DTI (α = 0)": 0.0, "fixed α = 0.5": 0.5, "DTI only (α = 1)": 1.0}
+    a = fixed.get(row, PROFILE.alpha_at(look.layer))
+    if row == "w/o geometric fusion":
+        return [a * x + (1 - a) * y for x, y in zip(d, s, strict=True)]
+    return [max(x, 1e-6) ** a * max(y, 1e-6) ** (1 - a) for x, y in zip(d, s, strict=True)]
+
+
+@pytest.mark.parametrize("row", [row for row in ABLATION if row != "w/o token scoring"])
+def test_every_row_of_the_ablation_keeps_what_its_formula_rates_highest(row: str) -> None:
+    """The settings of `radical experiment ablation` against the slow decoder, which follows the same
+    survivors and rates them by the row's formula. Among equal scores anyone may stay."""
+    model, case = model_of("qwen3_vl"), make_case("qwen3_vl", SHAPES, seed=2)
+    (cell,) = [cell for cell in EXPERIMENTS["ablation"].cells([0.03]) if cell.name == row]
+    pruner = build(cell.method, keep=cell.keep, calibration=PROFILE, **cell.options)
+    with torch.no_grad(), pruner.on(model, case.layout) as run:
+        logits = model(**case.inputs).logits[0, -1]
+    stages = run.records[0]
+    kept = {stage.layer: set(stage.survivors.tolist()) for stage in stages}
+    told_apart = 0
+
+    def rule(look: Look) -> list[tuple[float, ...]]:
+        nonlocal told_apart
+        chosen = [token in kept[look.layer] for token in look.alive]
+        scores = written_out(look, row)
+        stayed = [score for score, stays in zip(scores, chosen, strict=True) if stays]
+        left = [score for score, stays in zip(scores, chosen, strict=True) if not stays]
+        assert min(stayed) >= max(left) * (1 - 1e-4) - 1e-9, (row, look.layer)
+        told_apart += min(stayed) > max(left)
+        return [(float(stays),) for stays in chosen]
+
+    places = [(stage.layer, stage.when, stage.after / stage.before) for stage in stages]
+    expected = Reference(model, case, places, rule).run(0)[0]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    assert told_apart > 1  # not every stage is a tie
+    usual = [stage.layer for stage in RaDiCal(keep=0.03, calibration=PROFILE).stages(8)]
+    assert ([stage.layer for stage in stages] == usual) == (row != "w/o α-Maximin")
+
+
+def test_the_row_without_token_scoring_draws() -> None:
+    (cell,) = [cell for cell in EXPERIMENTS["ablation"].cells([0.3]) if cell.name == "w/o token scoring"]
+    drawn = [
+        survivors(build(cell.method, keep=cell.keep, calibration=PROFILE, seed=seed, **cell.options))
+        for seed in range(3)
+    ]
+    assert drawn == [survivors(Random(keep=0.3, calibration=PROFILE, seed=seed)) for seed in range(3)]
+    assert len({str(one) for one in drawn}) == 3
 
 
 def test_an_attention_free_score_asks_for_no_attention(monkeypatch: pytest.MonkeyPatch) -> None:

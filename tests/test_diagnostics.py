@@ -1,0 +1,106 @@
+"""Diagnosis and calibration against the slow version of tests/slow.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from radical_rerank import Reranker
+from radical_rerank.backbones import Backbone
+from radical_rerank.diagnostics import Evidence, diagnose, evidence, summary
+from radical_rerank.reranking import calibrate
+from radical_rerank.reranking.prompt import PromptTemplate
+from tests.cases import draw_list
+from tests.slow import SlowList, slow_z
+
+SIZES = ((64, 64), (96, 64), (32, 64), (128, 96), (64, 32))
+"""a sum over a candidate's tokens is not a mean only where they differ in number"""
+
+
+def pictures(seed: int, count: int = 4) -> tuple[str, list[Image.Image]]:
+    query, images = draw_list(seed, count)
+    return query, [image.resize(size) for image, size in zip(images, SIZES, strict=False)]
+
+
+@pytest.fixture(scope="module")
+def eager(tiny_folders: dict[str, Path]) -> dict[str, Backbone]:
+    return {
+        family: Backbone.from_pretrained(tiny_folders[family], attn_implementation="eager")
+        for family in ("qwen3_vl", "internvl_llama")
+    }
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "internvl_llama"])
+def test_evidence_is_what_the_stock_model_shows(
+    family: str, backbones: dict[str, Backbone], eager: dict[str, Backbone]
+) -> None:
+    query, images = pictures(1)
+    template = replace(PromptTemplate.of(backbones[family]), intro="Look at these. ")
+    found = evidence(backbones[family], query, images, template=template, max_image_tokens=24)
+    slow = SlowList(eager[family], query, images, template, 24)
+    sizes = {len(candidate) for candidate in slow.prompt.layout.candidates}
+    assert len(sizes) > 1 or family != "qwen3_vl"
+    assert found.contribution == pytest.approx(slow.contribution(), rel=2e-3, abs=1e-7)
+    assert min(found.contribution) > 1e-4  # far above what rounding does
+    assert found.h_norm == pytest.approx(slow.h_norm(), rel=1e-4)
+    for layer, p in enumerate(slow.attention()):
+        assert found.attention[layer] == pytest.approx(slow.means(p), rel=1e-3)
+    priors = slow.priors()
+    assert set(found.priors) == set(priors)
+    for name, values in priors.items():
+        assert found.priors[name] == pytest.approx(slow.means(values), rel=1e-3, abs=1e-6)
+
+
+def test_z_and_h_norm_are_means_over_lists_of_the_exact_figures() -> None:
+    """z against the null of all 120 permutations; 4,000 drawn ones come close."""
+    first = Evidence(
+        contribution=[0.1, 0.5, 0.2, 0.3, 0.4],
+        attention=[[1, 5, 2, 3, 4], [5, 1, 2, 3, 4]],
+        h_norm=[0.9, 0.5],
+        priors={"U": [1, 2, 3, 4, 5]},
+    )
+    second = Evidence(
+        contribution=[0.3, 0.1, 0.4, 0.2, 0.6],
+        attention=[[2, 1, 1, 3, 4], [3, 5, 5, 1, 2]],
+        h_norm=[0.7, 0.1],
+        priors={"U": [2, 2, 2, 1, 5]},
+    )
+    lists = [first, second]
+    found = summary(lists, permutations=4000)
+    assert found.lists == 2
+    assert found.h_norm == pytest.approx([0.8, 0.3])
+    for layer in (0, 1):
+        exact = [slow_z(one.attention[layer], one.contribution) for one in lists]
+        assert found.z[layer] == pytest.approx(sum(exact) / 2, abs=0.08)
+    exact = [slow_z(one.priors["U"], one.contribution) for one in lists]
+    assert found.references["U"] == pytest.approx(sum(exact) / 2, abs=0.08)
+    assert found.pearson == pytest.approx(1.0 if found.z[1] > found.z[0] else -1.0)
+    assert summary(lists) == summary(lists)
+
+
+def test_a_diagnosis_is_the_summary_of_its_lists(backbone: Backbone) -> None:
+    lists = [pictures(seed) for seed in (1, 2)]
+    each = [evidence(backbone, query, images, max_image_tokens=24) for query, images in lists]
+    assert diagnose(backbone, lists, max_image_tokens=24) == summary(each)
+
+
+@pytest.mark.parametrize("size", [9, 24])
+def test_calibration_measures_the_reranker_s_own_prompt(
+    size: int, backbone: Backbone, eager: dict[str, Backbone]
+) -> None:
+    """With its template and its image size, not with the defaults."""
+    own = PromptTemplate.of(backbone)
+    lists = [pictures(seed) for seed in (1, 2)]
+    curves = {}
+    for template in (own, replace(own, intro="Look: ", ask_logits="Which of them shows {query}?\n")):
+        reranker = Reranker(backbone, "dense", template=template, max_image_tokens=size)
+        found = calibrate(reranker, lists).h_norm
+        assert found is not None
+        slow = [SlowList(eager["qwen3_vl"], *one, template, size).h_norm() for one in lists]
+        assert found == pytest.approx([(a + b) / 2 for a, b in zip(*slow, strict=True)], rel=1e-5)
+        curves[template.intro] = found
+    first, second = curves.values()
+    assert first != pytest.approx(second, rel=1e-5)  # else the template would not be seen
