@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from radical_rerank.evaluation.records import Cell
 from radical_rerank.evaluation.runner import Runner
 from radical_rerank.reranking import Ranking
 from radical_rerank.reranking.cache import VisionCache
+from radical_rerank.reranking.prompt import PromptTemplate
 from tests.cases import PROFILE, draw_list, greedy, make_case, model_of, stack
 
 
@@ -103,6 +105,26 @@ def test_a_record_is_the_ranking_of_the_shuffled_list_under_the_cell_s_seed(back
         ranking = own.rank(data.tasks[0].text, [data.picture(name) for name in order])
         assert record["ranking"] == [order[i] for i in ranking.order]
         assert record["scores"] == pytest.approx([result.score for result in ranking], abs=2e-5)
+
+
+def test_the_runner_calibrates_on_its_own_prompt(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile measured with other words and sizes than those that are ranked would be another one's."""
+    asked: list[Any] = []
+
+    def profile_of(model: Any, **options: Any) -> Any:
+        asked.append(model)
+        return PROFILE
+
+    monkeypatch.setattr("radical_rerank.evaluation.runner.profile_of", profile_of)
+    template = replace(PromptTemplate.of(backbone), intro="Look: ")
+    runner = Runner(backbone, {}, options={"max_image_tokens": 9, "template": template})
+    runner.reranker(Cell("FastV", "fastv", 0.5))
+    assert not asked
+    pruner = runner.reranker(Cell("RaDiCal", "radical", 0.5)).pruner
+    assert isinstance(pruner, RaDiCal)
+    assert pruner.calibration is runner.profile is PROFILE
+    (model,) = asked
+    assert (model.max_image_tokens, model.template) == (9, template)
 
 
 def test_savings_of_several_windows_are_weighted_by_their_tokens(

@@ -598,12 +598,13 @@ def test_diagnosis_runs_on_any_model(backbone: Backbone, tiny_folders: dict[str,
     eager = Backbone.from_pretrained(tiny_folders["qwen3_vl"], attn_implementation="eager")
     slow = [SlowList(eager, *one, PromptTemplate.of(backbone), 16) for one in lists]
     contributions = [one.contribution() for one in slow]
-    assert found.h_norm == pytest.approx(np.mean([one.h_norm() for one in slow], axis=0), rel=1e-4)
+    h_norm = np.mean([one.h_norm() for one in slow], axis=0).tolist()
+    assert found.h_norm == pytest.approx(h_norm, rel=1e-4)
     z = [
         [slow_z(one.means(p), contribution) for p in one.attention()]
         for one, contribution in zip(slow, contributions, strict=True)
     ]
-    assert found.z == pytest.approx(np.mean(z, axis=0), abs=0.15)
+    assert found.z == pytest.approx(np.mean(z, axis=0).tolist(), abs=0.15)
     for name, value in found.references.items():
         exact = [slow_z(a.means(a.priors()[name]), c) for a, c in zip(slow, contributions, strict=True)]
         assert value == pytest.approx(np.mean(exact), abs=0.15)
