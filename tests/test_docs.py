@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
+import typer
 
 import radical_rerank
 from radical_rerank.backbones import Backbone
+from radical_rerank.cli import app
 from radical_rerank.pruning import METHODS, Profile, Pruner, Stage, StageView
 from tests.cases import PROFILE, draw_list, make_case, model_of
 
@@ -63,6 +65,31 @@ def test_the_method_of_the_contributing_guide() -> None:
     with scope["Norm"](keep=0.25).on(model, case.layout) as run, torch.no_grad():
         model(**case.inputs)
     assert run.records[0][0].after == 12
+
+
+def commands(text: str) -> list[list[str]]:
+    """What a document says to type: `radical …` in code, continued lines joined, comments left out."""
+    code = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE) + re.findall(
+        r"`(radical [^`]*)`", text
+    )
+    lines = "\n".join(code).replace("\\\n", " ").splitlines()
+    return [line.split("#")[0].split() for line in lines if line.startswith("radical ")]
+
+
+@pytest.mark.parametrize("name", ["README.md", *sorted(map(str, ROOT.glob("docs/**/*.md")))])
+def test_the_commands_of_the_documents_exist(name: str) -> None:
+    known = typer.main.get_command(app)
+    found = commands((ROOT / name).read_text(encoding="utf-8"))
+    assert len(found) > 8 or name != "README.md"
+    for words in found:
+        command: Any = known
+        rest = words[1:]
+        while hasattr(command, "commands") and rest:
+            assert rest[0] in command.commands, words
+            command = command.commands[rest.pop(0)]
+        options = {option for parameter in command.params for option in parameter.opts}
+        unknown = {word for word in rest if word.startswith("--")} - options
+        assert not unknown, (name, words)
 
 
 def test_the_readme_names_every_method_and_every_folder() -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 from radical_rerank.backbones import Backbone
 from radical_rerank.backbones.tiny import write_tiny
 from radical_rerank.cli import main
-from radical_rerank.errors import InputError
+from radical_rerank.errors import InputError, ScoringError
 from radical_rerank.evaluation import open as opening
 from radical_rerank.evaluation.caption_sets import flickr8k, karpathy
 from radical_rerank.evaluation.datasets import Dataset, Task
@@ -306,6 +306,15 @@ def test_two_runs_into_one_folder_are_refused_and_a_dead_one_holds_nothing(tmp_p
             pass
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(InputError, match=r"cannot run in .*file/out: Not a directory"),
+        RunFolder(tmp_path / "file" / "out"),
+    ):
+        pass
+
+
 def test_the_commands_hold_the_lock(
     tmp_path: Path, tiny_folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -476,6 +485,12 @@ def test_the_model_may_write_the_order_in_an_evaluation(
     with pytest.raises(SystemExit):
         main(["eval", "--scorer", "guess", "--out", str(tmp_path / "x"), "--limit", "1"])
     assert "scorer must be one of" in capsys.readouterr().err
+
+
+def test_a_query_that_cannot_be_ranked_is_named(backbone: Backbone) -> None:
+    runner = Runner(backbone, {}, options={"scorer": "generate", "max_new_tokens": 1})
+    with pytest.raises(ScoringError, match=r"^tiny, query q, Dense: the model wrote no identifier"):
+        list(runner.records_of(tiny_data(), 0, [Cell("Dense", "dense")]))
 
 
 def test_experiments_have_the_paper_s_five_seeds(

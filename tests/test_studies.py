@@ -15,7 +15,7 @@ from radical_rerank.evaluation.experiments import ADAPTIVE
 from radical_rerank.evaluation.metrics import MEASURES, SEEDS
 from radical_rerank.evaluation.records import Records
 from radical_rerank.evaluation.runner import Runner
-from radical_rerank.pruning import build
+from radical_rerank.pruning import Random, build
 from radical_rerank.report.present import command_of, run_study
 from radical_rerank.report.tables import summarize, write_tables
 from tests.cases import PROFILE
@@ -255,6 +255,22 @@ def test_transfer_counts_right_answers(backbone: Backbone, tmp_path: Path) -> No
     text = (tmp_path / "transfer" / "transfer.md").read_text()
     assert "Random: mean over seeds 42, 7" in text
     assert "SparseVLM has the fixed budget" in text
+
+
+def test_random_draws_anew_for_every_question(
+    backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it keeps the same places of every picture, and is no control."""
+    keys: dict[tuple[int, float], list[int]] = {}
+    on = Random.on
+
+    def spy(self: Random, model: Any, layout: Any, *rest: Any) -> Any:
+        keys.setdefault((self.seed, self.keep), []).append(layout.key)
+        return on(self, model, layout, *rest)
+
+    monkeypatch.setattr(Random, "on", spy)
+    study("transfer", runner_of(backbone), tmp_path)
+    assert keys == {(42, 0.3): [0, 1, 2, 3], (7, 0.3): [0, 1, 2, 3]}
 
 
 def test_the_note_is_the_command_that_makes_the_table_again(backbone: Backbone) -> None:

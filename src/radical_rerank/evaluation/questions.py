@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from radical_rerank.backbones import Backbone, ImageFeatures, layout_of
@@ -25,7 +26,7 @@ def ask(runner: Runner, data: QuestionSet, cells: Sequence[Cell], records: Recor
         (feature,) = backbone.encode([backbone.preprocess(picture, size)])
         for cell in missing:
             pruner = runner.reranker(cell).pruner
-            found = answer(backbone, pruner, feature, question.text, question.choices)
+            found = answer(backbone, pruner, feature, question.text, question.choices, key=number)
             records.add(
                 {
                     "dataset": data.name,
@@ -63,13 +64,22 @@ def accuracy(
 
 
 def answer(
-    backbone: Backbone, pruner: Pruner, feature: ImageFeatures, question: str, choices: Sequence[str]
+    backbone: Backbone,
+    pruner: Pruner,
+    feature: ImageFeatures,
+    question: str,
+    choices: Sequence[str],
+    *,
+    key: int = 0,
 ) -> str:
-    """The choice whose word is the most probable next token."""
+    """The choice whose word is the most probable next token.
+
+    key: names the question, so that methods that draw do so anew for each
+    """
     start, end = backbone.tokenizer.convert_tokens_to_ids(["<|vision_start|>", "<|vision_end|>"])
     ids = [start, *[backbone.image_token_id] * len(feature.tokens), end]
     ids += backbone.tokenizer(f"question: {question} answer:", add_special_tokens=False)["input_ids"]
-    with pruner.on(backbone.model, layout_of(backbone.model, ids)):
+    with pruner.on(backbone.model, replace(layout_of(backbone.model, ids), key=key)):
         logits = backbone.next_token_logits(backbone.inputs([ids], [feature]))[0]
     words = [backbone.tokenizer(f" {c}", add_special_tokens=False)["input_ids"][0] for c in choices]
     return choices[int(logits[words].argmax())]

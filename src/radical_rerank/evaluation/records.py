@@ -147,8 +147,11 @@ class RunFolder:
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> RunFolder:
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self.path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self.path)
+        except OSError as error:
+            raise InputError(f"cannot run in {self.path}: {error.strerror}") from None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
@@ -174,7 +177,7 @@ def _locked(folder: Path) -> IO[str]:
         return file
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.seek(0)
         other = file.read().strip() or "another process"
         file.close()

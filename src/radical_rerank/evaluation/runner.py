@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.errors import InputError
+from radical_rerank.errors import InputError, RadicalError
 from radical_rerank.evaluation.datasets import Dataset, Task
 from radical_rerank.evaluation.metrics import measure
 from radical_rerank.evaluation.records import Cell, Key, Records, digest_of
@@ -90,7 +90,11 @@ class Runner:
             order = list(work.candidates)
             random.Random(f"{cell.seed} {task.id}").shuffle(order)
             reranker = self.reranker(cell)
-            ranking = reranker.rank(Query(task.text, reference), [work.pictures[name] for name in order])
+            pictures = [work.pictures[name] for name in order]
+            try:
+                ranking = reranker.rank(Query(task.text, reference), pictures)
+            except RadicalError as error:
+                raise type(error)(f"{data.name}, query {task.id}, {cell.name}: {error}") from error
             names = [order[i] for i in ranking.order]
             found = measure({task.id: names}, {task.id: task.relevant})[task.id]
             reports = ranking.reports

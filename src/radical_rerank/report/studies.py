@@ -32,6 +32,7 @@ from radical_rerank.report.overlay import overlay
 from radical_rerank.report.plots import COLOURS, bars, figure, save
 from radical_rerank.report.tables import (
     published,
+    seeds_of,
     sparsevlm_note,
     summarize,
     write_facts,
@@ -200,9 +201,8 @@ def transfer(
         for name, kinds in right.items()
     ]
     note = (
-        f"`{command}`: accuracy in percent on {len(data.questions)} questions; Random: mean over seeds "
-        f"{', '.join(map(str, seeds))}, no other method draws."
-        + sparsevlm_note((cell.method, cell.options) for cell in cells)
+        f"`{command}`: accuracy in percent on {len(data.questions)} questions. Random: {seeds_of(seeds)}; "
+        "no other method draws." + sparsevlm_note((cell.method, cell.options) for cell in cells)
     )
     write_facts(folder.path, "transfer", "single scenes", note, rows, 2)
     return rows

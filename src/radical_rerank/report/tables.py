@@ -218,14 +218,17 @@ def facts_of(rows: Sequence[Row]) -> str:
     facts = [f"{many} queries per row"]
     used = list(dict.fromkeys(row.seeds_used for row in rows))
     if len(used) == 1:
-        facts.append(f"{'seed' if len(used[0]) == 1 else 'mean over seeds'} {', '.join(map(str, used[0]))}")
+        facts.append(seeds_of(used[0]))
     else:
         facts += [
-            f"{', '.join(row.name for row in rows if row.seeds_used == seeds)}: seeds "
-            + ", ".join(map(str, seeds))
+            f"{', '.join(row.name for row in rows if row.seeds_used == seeds)}: {seeds_of(seeds)}"
             for seeds in used
         ]
     return "; ".join(facts) + "." + sparsevlm_note((row.method, row.options) for row in rows)
+
+
+def seeds_of(seeds: Sequence[int]) -> str:
+    return f"{'seed' if len(seeds) == 1 else 'mean over seeds'} {', '.join(map(str, seeds))}"
 
 
 def sparsevlm_note(settings: Iterable[tuple[str, dict[str, Any]]]) -> str:
