@@ -84,7 +84,9 @@ def test_z_and_h_norm_are_means_over_lists_of_the_exact_figures() -> None:
 def test_a_diagnosis_is_the_summary_of_its_lists(backbone: Backbone) -> None:
     lists = [pictures(seed) for seed in (1, 2)]
     each = [evidence(backbone, query, images, max_image_tokens=24) for query, images in lists]
-    assert diagnose(backbone, lists, max_image_tokens=24) == summary(each)
+    done: list[int] = []
+    assert diagnose(backbone, lists, max_image_tokens=24, tell=done.append) == summary(each)
+    assert done == [1, 2]
 
 
 @pytest.mark.parametrize("size", [9, 24])

@@ -156,6 +156,9 @@ def test_the_key_holds_everything_that_changes_a_ranking(
         "judgements": key_with(backbone, tiny_data(relevant={"1": 1}), cell),
         "reference": key_with(backbone, tiny_data(reference="2"), cell),
         "candidates": key_with(backbone, tiny_data(candidates=("0", "1", "2")), cell),
+        "reference or candidate": key_with(
+            backbone, tiny_data(candidates=("0", "1", "2"), reference="3"), cell
+        ),
         "their order": key_with(backbone, tiny_data(candidates=("1", "0", "2", "3")), cell),
         "dtype": key_with(half, tiny_data(), cell),
         "scorer": key_with(backbone, tiny_data(), cell, scorer="generate"),

@@ -114,6 +114,11 @@ class Backbone:
     def device(self) -> torch.device:
         return self.model.device
 
+    @property
+    def dtype(self) -> str:
+        """Of its weights: float32, bfloat16 …"""
+        return str(self.model.dtype).removeprefix("torch.")
+
     def preprocess(self, image: Image.Image, max_tokens: int) -> Pixels:
         return self.family.preprocess(self.image_processor, image, max_tokens)
 

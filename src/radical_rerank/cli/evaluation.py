@@ -107,7 +107,7 @@ def evaluate(
                 # The template itself: a file of it need not be where the workers are.
                 options={**runner.options, "template": runner.plain.template},
                 calibration=runner.calibration,
-                dtype=str(runner.backbone.model.dtype).removeprefix("torch."),
+                dtype=runner.backbone.dtype,
                 fingerprint=runner.backbone.fingerprint,
             )
             run_on_ray(ray, job, records, count, workers=workers)

@@ -7,7 +7,7 @@ candidates' mean attention in layer l against the same with the candidates shuff
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -147,9 +147,13 @@ def diagnose(
     permutations: int = 200,
     seed: int = 0,
     max_image_tokens: int = 384,
+    tell: Callable[[int], None] = lambda done: None,
 ) -> Diagnosis:
-    """lists: (query, RGB images) pairs."""
-    found = (evidence(backbone, query, images, max_image_tokens=max_image_tokens) for query, images in lists)
+    """lists: (query, RGB images) pairs; tell: hears how many are done"""
+    found = []
+    for query, images in lists:
+        found.append(evidence(backbone, query, images, max_image_tokens=max_image_tokens))
+        tell(len(found))
     return summary(found, permutations=permutations, seed=seed)
 
 

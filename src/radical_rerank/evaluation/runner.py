@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from radical_rerank.backbones import Backbone
@@ -170,7 +170,7 @@ def _facts(reranker: Reranker) -> dict[str, Any]:
     return {
         "model": reranker.backbone.name,
         "fingerprint": reranker.backbone.fingerprint,
-        "dtype": str(reranker.backbone.model.dtype).removeprefix("torch."),
+        "dtype": reranker.backbone.dtype,
         "scorer": reranker.scorer,
         "max_image_tokens": reranker.max_image_tokens,
         "max_new_tokens": reranker.max_new_tokens,
@@ -184,10 +184,11 @@ def work_of(data: Dataset, number: int, pools: Pools | None = None) -> Work:
     """One query of a data set, with its pool where there are pools."""
     task = data.tasks[number]
     candidates = _candidates(data, task, pools)
-    names = [*candidates, *([] if task.reference is None else [task.reference])]
-    shown = list(zip(names, data.contents(names), strict=True))
-    content = digest_of([data.name, task.id, task.text, sorted(task.relevant.items()), shown])
-    return Work(number, task, candidates, {name: data.picture(name) for name in names}, content)
+    reference = [] if task.reference is None else [task.reference]
+    shown = [data.contents(candidates), data.contents(reference)]
+    content = digest_of([data.name, list(candidates), replace(task, candidates=None), shown])
+    pictures = {name: data.picture(name) for name in (*candidates, *reference)}
+    return Work(number, task, candidates, pictures, content)
 
 
 def _candidates(data: Dataset, task: Task, pools: Pools | None) -> Sequence[str]:
