@@ -47,6 +47,10 @@ class Reference:
         with torch.no_grad():
             return self._run(steps)
 
+    def logits(self) -> torch.Tensor:
+        """After the prompt, with gradients."""
+        return self._run(0)[0]
+
     def _run(self, steps: int) -> list[torch.Tensor]:
         base, text = self.model.model, self.model.model.language_model
         inputs, layout = self.case.inputs, self.case.layout
@@ -73,8 +77,8 @@ class Reference:
         candidate_positions = [p for span in layout.candidates for p in span]
         owner = [k for k, span in enumerate(layout.candidates) for _ in span]
         number = {position: i for i, position in enumerate(candidate_positions)}
-        vision = embeds[candidate_positions]
-        query = embeds[list(layout.query)].mean(0)
+        vision = embeds[candidate_positions].detach()
+        query = embeds[list(layout.query)].mean(0).detach()
         tokens = list(range(len(embeds)))  # original positions of the tokens alive
         hidden = embeds
         self.caches = []
@@ -86,7 +90,7 @@ class Reference:
             if keep is None:
                 return list(range(len(tokens)))
             rows = [i for i, t in enumerate(tokens) if t in layout.rows]
-            look = Look(place, weights, rows, columns, alive, vision, owner, query)
+            look = Look(place, weights.detach(), rows, columns, alive, vision, owner, query)
             scores = self.rule(look)
             count = math.ceil(round(keep * len(alive), 9))
             best = sorted(range(len(alive)), key=lambda i: scores[i], reverse=True)[:count]
@@ -102,9 +106,8 @@ class Reference:
             self.caches.append([keys, values])
             hidden = self._finish(layer, hidden, weights @ values)
             if at < len(deepstack):
-                for i, t in enumerate(tokens):
-                    if t in visual:
-                        hidden[i] = hidden[i] + deepstack[at][visual.index(t)]
+                added = [deepstack[at][visual.index(t)] if t in visual else 0 * hidden[0] for t in tokens]
+                hidden = hidden + torch.stack(added)
             stay = prune(at, "after", weights)
             tokens, hidden = [tokens[i] for i in stay], hidden[stay]
         logits = [self.model.lm_head(text.norm(hidden[-1]))]

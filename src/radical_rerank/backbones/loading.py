@@ -19,9 +19,8 @@ from radical_rerank.backbones.families import (
     Pixels,
     decoder_shape,
     family_of,
-    text_model,
 )
-from radical_rerank.backbones.probe import last_row_only
+from radical_rerank.backbones.last_row import last_row_only
 from radical_rerank.errors import InputError, LayoutError, RadicalError
 from radical_rerank.files import EMBEDDED, model_folder
 from radical_rerank.method import DecoderShape
@@ -133,14 +132,14 @@ class Backbone:
     @torch.inference_mode()
     def next_token_logits(self, inputs: dict[str, Any]) -> Tensor:
         """(B, vocabulary) logits of the token that follows each prompt, in float32."""
-        with last_row_only(text_model(self.model).layers):
+        with last_row_only(self.model):
             output = self.model(**inputs, logits_to_keep=1, use_cache=False)
         return output.logits[:, -1].float()
 
     @torch.inference_mode()
     def write(self, inputs: dict[str, Any], max_new_tokens: int) -> list[str]:
         """What the model writes after each prompt, greedily."""
-        with last_row_only(text_model(self.model).layers):
+        with last_row_only(self.model):
             output = self.model.generate(
                 **inputs,
                 max_new_tokens=max_new_tokens,

@@ -52,8 +52,12 @@ class Layout:
             raise LayoutError("no text follows the last candidate, so no row can judge the images")
         if not self.query:
             raise LayoutError("the layout names no query tokens")
-        if taken & set(self.positions.tolist()):
+        images = set(self.positions.tolist())
+        if taken & images:
             raise LayoutError("a protected token lies inside a candidate")
+        shown = [p for p in (*self.query, *self.rows) if p in images or p in taken]
+        if shown:
+            raise LayoutError(f"position {shown[0]} is an image's, not the query's or a text row's")
         beyond = [p for p in (*self.query, *self.rows, end - 1, *taken) if not 0 <= p < self.length]
         if beyond and self.candidates:
             raise LayoutError(f"position {beyond[0]} lies outside a prompt of {self.length} tokens")
