@@ -211,15 +211,15 @@ def test_the_query_and_its_rows_are_text(change: dict[str, Any]) -> None:
 
 def test_float16_products_that_overflow_before_scaling_do_not_reach_the_attention() -> None:
     draw = torch.Generator().manual_seed(0)
-    query = (60 + 0.1 * torch.randn(4, 3, 128, generator=draw)).half()
-    key = (60 + 0.1 * torch.randn(2, 40, 128, generator=draw)).half()
+    query = (24 + 0.2 * torch.randn(4, 3, 128, generator=draw)).half()
+    key = (24 + 0.2 * torch.randn(2, 40, 128, generator=draw)).half()
     assert (query[0] @ key[0].T).isinf().any()
     allowed = torch.ones(3, 40, dtype=torch.bool).tril(37)
     found = row_attention(query, key, 128**-0.5, allowed, torch.arange(5, 30))
     wide = query.double() @ key.double().repeat_interleave(2, 0).transpose(1, 2) * 128**-0.5
     expected = wide.masked_fill(~allowed, -torch.inf).softmax(-1).mean(0)[:, 5:30]
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(found.double(), expected, atol=5e-4, rtol=0)
 
 
 def test_attention_that_is_not_finite_is_an_error() -> None:
