@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from radical_rerank.backbones import layout_of
 from radical_rerank.errors import CalibrationError, InputError, LayoutError
@@ -45,6 +47,76 @@ def test_every_row_of_the_ablation_is_a_constructor_argument() -> None:
     assert len(budgets) == 1
     assert len({str(stages) for stages in outcomes.values()}) == len(rows)
     assert survivors(Random(keep=0.3, calibration=PROFILE)) == outcomes["without scoring"]
+
+
+@pytest.mark.parametrize("keep", [0.05, 0.2, 0.6])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl_llama"])
+def test_at_alpha_0_the_query_positions_change_nothing(family: str, keep: float) -> None:
+    """Pure saliency: the prior, the only reader of the query's positions, has no say in any tie."""
+    model = model_of(family)
+    case = make_case(family, SHAPES if family.startswith("qwen") else [(2, 1), (1, 1), (2, 1)], seed=2)
+    found: dict[float, set[str]] = {}
+    for alpha in (0.0, 0.3):
+        for query in (case.layout.query, case.layout.query[-1:], case.layout.query[:1], (0, 1)):
+            layout = replace(case.layout, query=query)
+            pruner = RaDiCal(keep=keep, schedule=(0, 2, 5), alpha=alpha)
+            with torch.no_grad(), pruner.on(model, layout) as run:
+                model(**case.inputs)
+            stages = [record.survivors.tolist() for record in run.records[0]]
+            found.setdefault(alpha, set()).add(str(stages))
+    assert len(found[0.0]) == 1
+    assert len(found[0.3]) > 1  # where the prior has a say, they do
+
+
+@dataclass
+class Signals:
+    """A view of tokens whose attention and signed prior are given."""
+
+    p: torch.Tensor
+    prior: torch.Tensor
+    layer: int = 3
+    key: int = 0
+
+    def __post_init__(self) -> None:
+        self.alive = torch.arange(len(self.p))
+        self.candidate_of = torch.zeros(len(self.p), dtype=torch.long)
+
+    def attention(self) -> torch.Tensor:
+        return self.p[None]
+
+    def once(self, name: str, compute: object) -> torch.Tensor:
+        return self.prior
+
+    def note(self, **facts: float) -> None:
+        self.facts = facts
+
+
+def kept_of(pruner: RaDiCal, p: list[float], prior: list[float], count: int) -> list[int]:
+    return pruner.select(Signals(torch.tensor(p), torch.tensor(prior)), count).tolist()  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(1, 1000), min_size=4, max_size=30, unique=True), st.data())
+def test_each_end_of_alpha_is_one_channel_alone(weights: list[int], data: st.DataObject) -> None:
+    p = [weight / sum(weights) for weight in weights]
+    places = st.lists(st.integers(-500, 500), min_size=len(p), max_size=len(p), unique=True)
+    prior = [place / 500 for place in data.draw(places)]
+    count = data.draw(st.integers(1, len(p) - 1))
+    by_p = sorted(sorted(range(len(p)), key=lambda i: -p[i])[:count])
+    by_prior = sorted(sorted(range(len(p)), key=lambda i: -prior[i])[:count])
+    assert kept_of(RaDiCal(alpha=0), p, prior, count) == by_p
+    assert kept_of(RaDiCal(alpha=1), p, prior, count) == by_prior
+
+
+def test_between_the_ends_neither_channel_decides_a_tie_alone() -> None:
+    """Tokens 1 to 4 are below both cuts: little attention, a negative cosine."""
+    p, prior = [0.9, 0.01, 0.02, 0.03, 0.04], [0.5, -0.1, -0.2, -0.3, -0.4]
+    by_trust = {alpha: kept_of(RaDiCal(alpha=alpha), p, prior, 3) for alpha in (0.0, 0.1, 0.9, 1.0)}
+    assert by_trust == {0.0: [0, 3, 4], 0.1: [0, 3, 4], 0.9: [0, 1, 2], 1.0: [0, 1, 2]}
+    for alpha in (0.1, 0.5, 0.9):
+        same_prior = kept_of(RaDiCal(alpha=alpha), p, [0.5, -0.1, -0.1, -0.1, -0.1], 3)
+        same_attention = kept_of(RaDiCal(alpha=alpha), [0.9, 0.02, 0.02, 0.02, 0.02], prior, 3)
+        assert same_prior == [0, 3, 4]
+        assert same_attention == [0, 1, 2]
 
 
 def test_an_attention_free_score_asks_for_no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
