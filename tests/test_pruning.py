@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import shutil
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radical_rerank.backbones import layout_of
+from radical_rerank.backbones import Backbone, layout_of
 from radical_rerank.errors import CalibrationError, InputError, LayoutError
-from radical_rerank.method import STRATEGIES, keep_ratio
-from radical_rerank.pruning import METHODS, Layout, Profile, RaDiCal, Random, build
-from tests.cases import END, IMAGE, PROFILE, START, make_case, model_of
+from radical_rerank.method import STRATEGIES, DecoderShape, keep_ratio
+from radical_rerank.pruning import METHODS, Layout, ModelIdentity, Profile, RaDiCal, Random, build
+from tests.cases import END, IMAGE, PROFILE, START, keep_profile, make_case, model_of
 
 SHAPES = [(6, 8), (5, 5), (8, 6), (4, 4)]
 
@@ -261,7 +262,7 @@ def test_profiles_survive_a_round_trip(tmp_path: Path) -> None:
     path = PROFILE.save(tmp_path / "deep" / "profile.json")
     assert Profile.load(path) == PROFILE
     data = json.loads(path.read_text())
-    assert set(data) == {"model", "layers", "h_norm", "alpha", "h_min", "lists", "source"}
+    assert set(data) == {f.name for f in fields(Profile)}
     assert [file.name for file in path.parent.iterdir()] == ["profile.json"]
 
 
@@ -289,22 +290,77 @@ def test_broken_profiles_are_named(tmp_path: Path, text: str) -> None:
         Profile.load(path)
 
 
-def test_a_model_trained_anew_has_no_profile(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"one")
-    first = Profile.cache_path(str(tmp_path))
-    PROFILE.save(first)
-    assert Profile.find(str(tmp_path)) == PROFILE
-    weights.write_bytes(b"three")
-    assert Profile.cache_path(str(tmp_path)) != first
-    assert Profile.find(str(tmp_path)) is None
+def test_a_profile_serves_the_model_it_was_measured_on_and_no_other(tiny_folders: dict[str, Path]) -> None:
+    """Models without a name, or with the same one, are told apart by what they are."""
+    backbones = [Backbone.from_pretrained(tiny_folders["qwen3_vl"]) for _ in range(2)]
+    first, second = backbones
+    for backbone in backbones:
+        backbone.model.config._name_or_path = ""
+    with torch.no_grad():
+        second.model.lm_head.weight[0, 0] += 1
+    profile = keep_profile(first)
+    assert Profile.find(first.identity) == profile
+    assert Profile.find(second.identity) is None
+    assert Profile.cache_path(second.identity) != Profile.cache_path(first.identity)
+    profile.save(Profile.cache_path(second.identity))  # whoever put it there
+    with pytest.warns(UserWarning, match="measured on another model"):
+        assert Profile.find(second.identity) is None
+    with torch.no_grad():
+        first.model.lm_head.weight[0, 1] += 1  # trained on
+    assert Profile.find(first.identity) is None
+
+
+def test_a_profile_in_a_models_folder_is_checked_too(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folders["internvl_qwen2"], tmp_path / "model")
+    backbone = Backbone.from_pretrained(folder)
+    own = replace(PROFILE, model=backbone.name, fingerprint=backbone.fingerprint)
+    own.save(folder / "radical_profile.json")
+    assert Profile.find(backbone.identity) == own
+    replace(own, fingerprint="0" * 16).save(folder / "radical_profile.json")
+    with pytest.warns(UserWarning, match="measured on another model"):
+        assert Profile.find(backbone.identity) is None
+
+
+def test_a_published_profile_is_for_models_of_its_name_and_shape() -> None:
+    published = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
+    assert published is not None
+    assert published.shape == DecoderShape(36, 2560, 32, 8, 128, 9728)
+    same = ModelIdentity("Qwen/Qwen3-VL-4B-Instruct", "1" * 16, published.shape)
+    assert Profile.find(same) == published
+    assert Profile.find(replace(same, name="Qwen/Qwen3-VL-4B-Thinking")) is None
+    assert Profile.find(replace(same, shape=replace(published.shape, hidden=2048))) is None
+    whole = Profile.measured(same.name, [0.5 + i / 100 for i in range(36)], 1, "measured", same.fingerprint)
+    whole.save(Profile.cache_path(same))
+    assert Profile.find(same) == whole  # what was measured on this very model comes first
+
+
+def test_a_profile_of_some_layers_says_what_it_cannot_do(recwarn: pytest.WarningsRecorder) -> None:
+    published = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
+    assert published is not None
+    for strategy in STRATEGIES:
+        pruner = RaDiCal(calibration=published, strategy=strategy)
+        if strategy in ("alpha_maximin", "deep_only"):
+            assert pruner.stages(36)
+            continue
+        with pytest.raises(CalibrationError, match=f"'{strategy}' needs α of every layer, but .* 16 of 36"):
+            pruner.stages(36)
+    assert not recwarn
+    with pytest.warns(UserWarning, match="16 of 36 layers"):
+        RaDiCal(calibration=published, layers=5).stages(36)
+    with pytest.warns(UserWarning, match="16 of 36 layers"):
+        RaDiCal(calibration=published, gap=3).stages(36)
+
+
+def test_nan_is_no_profile() -> None:
+    with pytest.raises(CalibrationError):
+        Profile.measured("m", [0.5, float("nan"), 0.7], 1, "")
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RADICAL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = Profile.cache_path("Some/Model")
+    shape = DecoderShape(2, 8, 2, 1, 4, 16)
+    path = Profile.cache_path(ModelIdentity("Some/Model", "1" * 16, shape))
     assert path.parent == tmp_path / "radical-rerank" / "profiles"
     assert path.name.startswith("Model-")
-    assert Profile.cache_path("Other/Model") != path
+    assert Profile.cache_path(ModelIdentity("Some/Model", "2" * 16, shape)) != path

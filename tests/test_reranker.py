@@ -285,7 +285,7 @@ def test_a_profile_is_measured_once_said_and_kept(backbone: Backbone, private_ca
     ranking = reranker.rank(query, images)
     assert said[0].startswith("no trust profile of")
     assert any("list 8 of 8" in line for line in said)
-    path = Profile.cache_path(backbone.name)
+    path = Profile.cache_path(backbone.identity)
     assert private_cache in path.parents
     assert path.is_file()
     assert reranker.calibration == Profile.load(path)
@@ -316,10 +316,20 @@ def test_a_profile_beside_the_model_is_used(backbone: Backbone, tmp_path: Path, 
 
     folder = tmp_path / "model"
     shutil.copytree(tiny_folders["qwen3_vl"], folder)
-    PROFILE.save(folder / "radical_profile.json")
     reranker = Reranker.from_pretrained(folder)
+    own = replace(PROFILE, fingerprint=reranker.backbone.fingerprint)
+    own.save(folder / "radical_profile.json")
     reranker.rank(*pictures(13, 3))
-    assert reranker.calibration == PROFILE
+    assert reranker.calibration == own
+
+
+def test_a_model_of_broken_weights_is_not_calibrated(tiny_folders, private_cache: Path) -> None:
+    backbone = Backbone.from_pretrained(tiny_folders["qwen3_vl"])
+    with torch.no_grad():
+        backbone.model.model.language_model.layers[2].self_attn.q_proj.weight[:] = torch.nan
+    with pytest.raises(CalibrationError, match="cannot be calibrated: layer 2 gives attention"):
+        Reranker(backbone, "radical").rank(*pictures(13, 3))
+    assert not list(private_cache.rglob("*.json"))
 
 
 # Bad input.

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from radical_rerank.backbones.families import base_model, deepstack_levels, text_model, unwrapped
 from radical_rerank.backbones.hooks import Hooks, entered_for
+from radical_rerank.backbones.identity import identity_of
 from radical_rerank.backbones.probe import all_keys, project, row_attention
-from radical_rerank.errors import LayoutError, ScoringError, UnsupportedModelError
+from radical_rerank.errors import CalibrationError, LayoutError, ScoringError, UnsupportedModelError
 from radical_rerank.method import keep_count
-from radical_rerank.pruning import Layout, Merge, Pruner, Stage, StageRecord, VisionSignals
+from radical_rerank.pruning import Layout, Merge, Profile, Pruner, Stage, StageRecord, VisionSignals
 
 
 class Run:
@@ -43,6 +44,14 @@ class Run:
         devices = {parameter.device for parameter in self._text.parameters()}
         if len(devices) > 1:
             raise UnsupportedModelError(f"the decoder lies on several devices: {sorted(map(str, devices))}")
+        if pruner.needs_profile:
+            profile = Profile.find(identity_of(model))
+            if profile is None:
+                raise CalibrationError(
+                    f"{type(pruner).__name__} needs the model's trust profile, and none is known: pass "
+                    "calibration=calibrate(...)"
+                )
+            pruner = pruner.with_profile(profile)
         self._pruner = pruner
         self._layouts = list(layouts)
         self._signals = _checked(signals, self._layouts) if pruner.reads_encoder else None

@@ -121,7 +121,7 @@ def calibrate(
     wanted = list(_read_lists(Path(lists))) if lists else None
     backbone = Backbone.from_pretrained(model, device=device, dtype=dtype)
     profile = measure(backbone, wanted, say=say)
-    path = profile.save(out or Profile.cache_path(backbone.name))
+    path = profile.save(out or Profile.cache_path(backbone.identity))
     schedule = alpha_maximin(profile.layers, profile.alpha, stages, gap=gap)
     say(f"saved to {path}")
     if as_json:

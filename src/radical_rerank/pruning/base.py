@@ -18,6 +18,7 @@ from torch import Tensor
 
 from radical_rerank.errors import InputError, LayoutError
 from radical_rerank.method import top_k
+from radical_rerank.pruning.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -253,8 +254,13 @@ class Pruner:
             return torch.arange(len(view.alive), device=view.alive.device)
         return top_k(self.score(view), count)
 
-    def prepared(self, model: Any) -> Pruner:
-        """This method with what it needs to know of the model."""
+    @property
+    def needs_profile(self) -> bool:
+        """Whether the model's trust profile is still to be given, by `with_profile`."""
+        return False
+
+    def with_profile(self, profile: Profile) -> Pruner:
+        """This method for the model of this profile."""
         return self
 
     def on(
@@ -271,7 +277,7 @@ class Pruner:
         if Pruner.engine is None:
             raise RuntimeError("no engine: import radical_rerank.backbones")
         layouts = [layout] if isinstance(layout, Layout) else list(layout)
-        return Pruner.engine(self.prepared(model), model, layouts, signals)
+        return Pruner.engine(self, model, layouts, signals)
 
 
 def scaled(layer: int, num_layers: int, reference: int = 36) -> int:

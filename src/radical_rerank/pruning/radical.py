@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -93,15 +94,12 @@ class RaDiCal(Pruner):
         if self.layers < 1 or self.gap < 1:
             raise InputError(f"layers and gap must be at least 1, not {self.layers} and {self.gap}")
 
-    def prepared(self, model: Any) -> Pruner:
-        if self.calibration is None and self.needs_profile:
-            name = getattr(getattr(model, "config", None), "_name_or_path", "")
-            return replace(self, calibration=Profile.find(name))
-        return self
-
     @property
     def needs_profile(self) -> bool:
-        return self.schedule is None or self.alpha is None
+        return self.calibration is None and (self.schedule is None or self.alpha is None)
+
+    def with_profile(self, profile: Profile) -> RaDiCal:
+        return replace(self, calibration=profile)
 
     def stages(self, num_layers: int) -> list[Stage]:
         chosen = self.schedule
@@ -109,10 +107,28 @@ class RaDiCal(Pruner):
             if self.calibration is None:
                 raise CalibrationError("RaDiCal needs the model's trust profile: pass calibration=")
             profile = self.calibration.checked(num_layers)
+            self._check_known(profile, num_layers)
             choose = STRATEGIES[self.strategy]
             chosen = choose(profile.layers, profile.alpha, self.layers, gap=self.gap, seed=self.seed)
         keep = keep_ratio(self.keep, len(chosen))
         return [Stage(layer, keep) for layer in sorted(chosen)]
+
+    def _check_known(self, profile: Profile, num_layers: int) -> None:
+        """A published profile names the layers that its schedule was chosen by, not all of them."""
+        if profile.knows_all(num_layers):
+            return
+        known = f"the profile of {profile.model} knows {len(profile.layers)} of {num_layers} layers"
+        if self.strategy not in ("alpha_maximin", "deep_only"):
+            raise CalibrationError(
+                f"the strategy {self.strategy!r} needs α of every layer, but {known}: "
+                "measure the model with `radical calibrate`"
+            )
+        if (self.layers, self.gap) != (4, 2):
+            warnings.warn(
+                f"{known}, those of its published schedule of 4 layers 2 apart; with {self.layers} layers "
+                f"{self.gap} apart, measure the model with `radical calibrate`",
+                stacklevel=3,
+            )
 
     def score(self, view: StageView) -> Tensor:
         return self._scores(view)[0]

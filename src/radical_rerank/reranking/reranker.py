@@ -187,7 +187,6 @@ class Reranker:
         self.max_new_tokens = max_new_tokens
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
         self._say = say or (lambda line: None)
-        self._ready = False
 
     @classmethod
     def from_pretrained(
@@ -522,11 +521,8 @@ class Reranker:
 
     def prepare(self) -> None:
         """Find the model's trust profile where the method needs it, or measure it now and keep it."""
-        if self._ready or not isinstance(self.pruner, RaDiCal) or not self.pruner.needs_profile:
-            return
-        if self.pruner.calibration is None:
-            self.pruner = replace(self.pruner, calibration=profile_of(self, say=self._say))
-        self._ready = True
+        if self.pruner.needs_profile:
+            self.pruner = self.pruner.with_profile(profile_of(self, say=self._say))
 
 
 def _signals(features: Sequence[ImageFeatures]) -> VisionSignals:
