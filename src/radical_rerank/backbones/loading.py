@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,25 @@ class Backbone:
         self.family: Family = family_of(self.model.config)
         self.shape: DecoderShape = decoder_shape(self.model.config)
         self.image_token_id: int = self.model.config.image_token_id
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model, "tokenizer": self.tokenizer, "image_processor": self.image_processor}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """One thread at a time. Tokenizers and accelerators do not take kindly to more."""
+        if os.getpid() != self._process:
+            raise RadicalError(
+                f"{self.name} was loaded in another process: a fork does not bring along the threads that "
+                "compute, and would hang. Load it in the new process, or start that with spawn"
+            )
+        with self._lock:
+            yield
 
     @classmethod
     def from_pretrained(
@@ -74,8 +96,8 @@ class Backbone:
             image_processor = AutoImageProcessor.from_pretrained(name)
         except RadicalError:
             raise
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except Exception as error:  # whatever a broken file makes the libraries raise
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"cannot load the model {asked!r}: {reason}") from error
         model.config._name_or_path = asked
         if tokenizer.chat_template is None:
