@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 from PIL import Image
 
+from radical_rerank.backbones import Backbone
 from radical_rerank.backbones.tiny import tiny_config, tiny_model
 from radical_rerank.pruning import Layout, Profile
 from radical_rerank.scenes.lists import make_list
@@ -18,6 +19,13 @@ LAYERS = 8
 
 # A curve with structure: no layer at exactly α = 0 or 1 except the sharpest.
 PROFILE = Profile.measured("tiny", [0.95, 0.9, 0.97, 0.8, 0.7, 0.55, 0.75, 0.85], 1, "made up for tests")
+
+
+def keep_profile(backbone: Backbone, profile: Profile = PROFILE) -> Profile:
+    """Put a profile of this model into the cache, as if it had been measured."""
+    profile = replace(profile, model=backbone.name, fingerprint=backbone.fingerprint)
+    profile.save(Profile.cache_path(backbone.identity))
+    return profile
 
 
 @lru_cache(maxsize=32)

@@ -47,6 +47,10 @@ class Reference:
         with torch.no_grad():
             return self._run(steps)
 
+    def logits(self) -> torch.Tensor:
+        """After the prompt, with gradients."""
+        return self._run(0)[0]
+
     def _run(self, steps: int) -> list[torch.Tensor]:
         base, text = self.model.model, self.model.model.language_model
         inputs, layout = self.case.inputs, self.case.layout
@@ -73,8 +77,8 @@ class Reference:
         candidate_positions = [p for span in layout.candidates for p in span]
         owner = [k for k, span in enumerate(layout.candidates) for _ in span]
         number = {position: i for i, position in enumerate(candidate_positions)}
-        vision = embeds[candidate_positions]
-        query = embeds[list(layout.query)].mean(0)
+        vision = embeds[candidate_positions].detach()
+        query = embeds[list(layout.query)].mean(0).detach()
         tokens = list(range(len(embeds)))  # original positions of the tokens alive
         hidden = embeds
         self.caches = []
@@ -86,7 +90,7 @@ class Reference:
             if keep is None:
                 return list(range(len(tokens)))
             rows = [i for i, t in enumerate(tokens) if t in layout.rows]
-            look = Look(place, weights, rows, columns, alive, vision, owner, query)
+            look = Look(place, weights.detach(), rows, columns, alive, vision, owner, query)
             scores = self.rule(look)
             count = math.ceil(round(keep * len(alive), 9))
             best = sorted(range(len(alive)), key=lambda i: scores[i], reverse=True)[:count]
@@ -102,9 +106,8 @@ class Reference:
             self.caches.append([keys, values])
             hidden = self._finish(layer, hidden, weights @ values)
             if at < len(deepstack):
-                for i, t in enumerate(tokens):
-                    if t in visual:
-                        hidden[i] = hidden[i] + deepstack[at][visual.index(t)]
+                added = [deepstack[at][visual.index(t)] if t in visual else 0 * hidden[0] for t in tokens]
+                hidden = hidden + torch.stack(added)
             stay = prune(at, "after", weights)
             tokens, hidden = [tokens[i] for i in stay], hidden[stay]
         logits = [self.model.lm_head(text.norm(hidden[-1]))]
@@ -172,15 +175,14 @@ def entropy(p: list[float]) -> float:
     return -sum(x * math.log(x) for x in p if x > 0) / math.log(len(p))
 
 
-def dti(look: Look) -> list[float]:
-    """Min-max normalised CCU · QRel of all V tokens."""
+def signed_dti(look: Look) -> list[float]:
+    """CCU · cos of all V tokens, before QRel is cut at 0."""
 
     def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
         return float(a @ b / (a.norm() * b.norm()))
 
     prototype = look.vision.mean(0)
-    raw = [(1 - cosine(t, prototype)) * max(cosine(t, look.query), 0) for t in look.vision]
-    return normalised(raw)
+    return [(1 - cosine(t, prototype)) * cosine(t, look.query) for t in look.vision]
 
 
 def normalised(values: list[float]) -> list[float]:
@@ -188,16 +190,35 @@ def normalised(values: list[float]) -> list[float]:
     return [(v - low) / (high - low) if high > low else 0.0 for v in values]
 
 
+def places(values: list[float]) -> list[float]:
+    """Each value's place among the distinct ones, from 0 to 1."""
+    distinct = sorted(set(values))
+    return [distinct.index(value) / max(1, len(distinct) - 1) for value in values]
+
+
 def radical_rule(alpha: dict[int, float]) -> Rule:
-    """Algorithm 1, online part; equal scores are told apart by DTI, then by attention."""
+    """The paper's fusion at a layer of trust α.
+
+    α = 0, "pure saliency": AttentionInfo grows with attention above the uniform baseline, and says nothing
+    below, where attention itself goes on. So the tokens with the most attention survive.
+    α = 1, "pure DTI": the tokens with the highest CCU · cos survive; where it is negative DTI is 0 for all.
+    Between: f = max(d, ε)^α · max(s, ε)^(1 − α). The paper is silent on equal f. Ours then weighs the ranks
+    in both channels, without their cuts at zero, by the same α.
+    """
 
     def rule(look: Look) -> list[tuple[float, ...]]:
-        a, d = alpha[look.layer], dti(look)
-        p = text_averaged(look)
+        a, raw, p = alpha[look.layer], signed_dti(look), text_averaged(look)
+        if a == 0:
+            return [(x,) for x in p]
+        if a == 1:
+            return [(raw[t],) for t in look.alive]
+        d = normalised([max(x, 0) for x in raw])
         info = [max(x * math.log(len(p) * x), 0) if x > 0 else 0.0 for x in p]
         s = normalised(info) if max(info) > 0 else [1 / len(p)] * len(p)
         fused = [max(d[t], 1e-6) ** a * max(s[i], 1e-6) ** (1 - a) for i, t in enumerate(look.alive)]
-        return [(round(f, 9), d[t], p[i]) for i, (f, t) in enumerate(zip(fused, look.alive, strict=True))]
+        pairs = zip(places([raw[t] for t in look.alive]), places(p), strict=True)
+        ties = [a * x + (1 - a) * y for x, y in pairs]
+        return [(float(f"{f:.6g}"), tie) for f, tie in zip(fused, ties, strict=True)]
 
     return rule
 

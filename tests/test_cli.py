@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from radical_rerank.backbones import Backbone
 from radical_rerank.cli import main
 from radical_rerank.pruning import METHODS, Profile
-from tests.cases import PROFILE, draw_list
+from tests.cases import draw_list, keep_profile
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def profiled(folder: str) -> None:
-    PROFILE.save(Profile.cache_path(folder))
+    keep_profile(Backbone.from_pretrained(folder))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -135,7 +136,7 @@ def test_calibrate_writes_a_profile_and_shows_the_schedule(folder: str, capsys, 
     code, out, _ = run(capsys, "calibrate", folder, "--lists", str(lists))
     assert code == 0
     assert out.count("prunes") == 4
-    assert Profile.find(folder) is not None
+    assert Profile.find(Backbone.from_pretrained(folder).identity) is not None
 
 
 @pytest.mark.parametrize("line", ["{", '{"query": "x"}', '{"query": "", "images": ["a"]}', "[1]"])

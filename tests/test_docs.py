@@ -15,7 +15,7 @@ import radical_rerank
 from radical_rerank.backbones import Backbone
 from radical_rerank.cli import app
 from radical_rerank.pruning import METHODS, Profile, Pruner, Stage, StageView
-from tests.cases import PROFILE, draw_list, make_case, model_of
+from tests.cases import PROFILE, draw_list, keep_profile, make_case, model_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,7 +31,7 @@ def test_the_usage_of_the_readme(
         image.save(tmp_path / f"{name}.jpg")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Backbone, "from_pretrained", lambda name, **options: backbone)
-    PROFILE.save(Profile.cache_path(backbone.name))
+    keep_profile(backbone)
     usage = python_blocks("README.md")[0]
     assert len([line for line in usage.splitlines() if line.strip()]) <= 8
     exec(usage, {})

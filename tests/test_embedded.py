@@ -53,7 +53,7 @@ def test_it_loads_in_two_seconds() -> None:
 
 
 def test_its_profile_ships(embedded: Backbone) -> None:
-    profile = Profile.find(EMBEDDED)
+    profile = Profile.find(embedded.identity)
     assert profile is not None
     assert profile.layers == tuple(range(embedded.shape.layers))
     assert profile.h_norm is not None

@@ -34,7 +34,7 @@ from radical_rerank.report.overlay import overlay
 from radical_rerank.report.tables import published, summarize, write_tables
 from radical_rerank.reranking.prompt import PromptTemplate
 from radical_rerank.retrieval.pools import read_run, write_run
-from tests.cases import PROFILE, draw_list
+from tests.cases import draw_list, keep_profile
 from tests.slow import SlowList, slow_z
 
 # Metrics.
@@ -97,7 +97,7 @@ def tiny_data(count: int = 6, queries: int = 4) -> Dataset:
 
 @pytest.fixture
 def runner(backbone: Backbone) -> Runner:
-    PROFILE.save(Profile.cache_path(backbone.name))
+    keep_profile(backbone)
     return Runner(backbone, {"commit": "test", "versions": {}}, options={"max_image_tokens": 24})
 
 
@@ -683,7 +683,7 @@ def test_ray_gives_the_same_records(tmp_path: Path, tiny_folders: dict[str, Path
     model = str(tiny_folders["qwen3_vl"])
     cells = [CELLS[0], CELLS[2]]
     dataset = partial(open_dataset, "scenes", lists=4)
-    PROFILE.save(Profile.cache_path(model))
+    keep_profile(Backbone.from_pretrained(model))
     plain = Records(tmp_path / "plain.jsonl")
     Runner(Backbone.from_pretrained(model), {"commit": "test"}).run(dataset(), cells, plain)
     spread = Records(tmp_path / "ray.jsonl")

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from radical_rerank.backbones.families import text_model
-from radical_rerank.backbones.probe import last_row_only
+from radical_rerank.backbones.last_row import last_row_only
 from radical_rerank.backbones.tiny import TINY_FAMILIES
 from radical_rerank.bench.memory import PeakMemory
 from radical_rerank.method import normalized_entropy, text_averaged
@@ -129,7 +128,7 @@ def test_the_last_layer_for_one_row_gives_that_rows_logits(family: str, attentio
     model = model_of(family, attention)
     shapes = [(1, 1), (2, 1)] if family.startswith("internvl") else [(3, 4), (5, 2)]
     cases = [make_case(family, shapes, seed=4), make_case(family, shapes[:1], text=6, seed=5)]
-    layers, hooks = text_model(model).layers, hooks_on(model)
+    hooks = hooks_on(model)
     # Hugging Face's own recorders, once asked for attentions, stay and read every layer's rows.
     rows = 1 if not hooks else cases[0].layout.length
     pruner = Random(keep=0.5, schedule=(2, LAYERS - 1))
@@ -140,7 +139,7 @@ def test_the_last_layer_for_one_row_gives_that_rows_logits(family: str, attentio
             for use_cache in (False, True):
                 with torch.no_grad(), method.on(model, layouts):
                     whole = model(**inputs, use_cache=use_cache)
-                    with last_row_only(layers):
+                    with last_row_only(model):
                         last = model(**inputs, use_cache=use_cache)
                 assert last.logits.shape[1] <= rows
                 torch.testing.assert_close(last.logits[:, -1], whole.logits[:, -1], atol=2e-5, rtol=0)
@@ -156,7 +155,7 @@ def test_a_stage_after_the_last_layer_has_all_rows() -> None:
     pruner = Fixed(keep=0.5)
     with torch.no_grad(), pruner.on(model, case.layout) as run:
         whole = model(**case.inputs).logits[:, -1]
-        with last_row_only(text_model(model).layers):
+        with last_row_only(model):
             assert torch.equal(model(**case.inputs).logits[:, -1], whole)
     assert run.records[0][0].after == 11
 
@@ -166,7 +165,7 @@ def test_decoding_goes_on_after_a_prompt_whose_last_layer_ran_for_one_row(family
     model, case = model_of(family), make_case(family, [(2, 1), (1, 1)], seed=9)
     with RaDiCal(keep=0.3, calibration=PROFILE).on(model, case.layout):
         expected = greedy(model, case.inputs, 4)
-        with last_row_only(text_model(model).layers):
+        with last_row_only(model):
             found = greedy(model, case.inputs, 4)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from radical_rerank.backbones import layout_of
+from radical_rerank.backbones import Backbone, layout_of
 from radical_rerank.errors import CalibrationError, InputError, LayoutError
 from radical_rerank.evaluation.experiments import ABLATION, EXPERIMENTS
-from radical_rerank.method import STRATEGIES, keep_ratio
-from radical_rerank.pruning import METHODS, Layout, Profile, RaDiCal, Random, build
-from tests.cases import END, IMAGE, PROFILE, START, make_case, model_of
+from radical_rerank.method import STRATEGIES, DecoderShape, keep_ratio
+from radical_rerank.pruning import METHODS, Layout, ModelIdentity, Profile, RaDiCal, Random, build
+from tests.cases import END, IMAGE, PROFILE, START, keep_profile, make_case, model_of
 from tests.reference import Look, Reference, normalised, text_averaged
 
 SHAPES = [(6, 8), (5, 5), (8, 6), (4, 4)]
@@ -112,6 +115,76 @@ def test_the_row_without_token_scoring_draws() -> None:
     ]
     assert drawn == [survivors(Random(keep=0.3, calibration=PROFILE, seed=seed)) for seed in range(3)]
     assert len({str(one) for one in drawn}) == 3
+
+
+@pytest.mark.parametrize("keep", [0.05, 0.2, 0.6])
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl_llama"])
+def test_at_alpha_0_the_query_positions_change_nothing(family: str, keep: float) -> None:
+    """Pure saliency: the prior, the only reader of the query's positions, has no say in any tie."""
+    model = model_of(family)
+    case = make_case(family, SHAPES if family.startswith("qwen") else [(2, 1), (1, 1), (2, 1)], seed=2)
+    found: dict[float, set[str]] = {}
+    for alpha in (0.0, 0.3):
+        for query in (case.layout.query, case.layout.query[-1:], case.layout.query[:1], (0, 1)):
+            layout = replace(case.layout, query=query)
+            pruner = RaDiCal(keep=keep, schedule=(0, 2, 5), alpha=alpha)
+            with torch.no_grad(), pruner.on(model, layout) as run:
+                model(**case.inputs)
+            stages = [record.survivors.tolist() for record in run.records[0]]
+            found.setdefault(alpha, set()).add(str(stages))
+    assert len(found[0.0]) == 1
+    assert len(found[0.3]) > 1  # where the prior has a say, they do
+
+
+@dataclass
+class Signals:
+    """A view of tokens whose attention and signed prior are given."""
+
+    p: torch.Tensor
+    prior: torch.Tensor
+    layer: int = 3
+    key: int = 0
+
+    def __post_init__(self) -> None:
+        self.alive = torch.arange(len(self.p))
+        self.candidate_of = torch.zeros(len(self.p), dtype=torch.long)
+
+    def attention(self) -> torch.Tensor:
+        return self.p[None]
+
+    def once(self, name: str, compute: object) -> torch.Tensor:
+        return self.prior
+
+    def note(self, **facts: float) -> None:
+        self.facts = facts
+
+
+def kept_of(pruner: RaDiCal, p: list[float], prior: list[float], count: int) -> list[int]:
+    return pruner.select(Signals(torch.tensor(p), torch.tensor(prior)), count).tolist()  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(1, 1000), min_size=4, max_size=30, unique=True), st.data())
+def test_each_end_of_alpha_is_one_channel_alone(weights: list[int], data: st.DataObject) -> None:
+    p = [weight / sum(weights) for weight in weights]
+    places = st.lists(st.integers(-500, 500), min_size=len(p), max_size=len(p), unique=True)
+    prior = [place / 500 for place in data.draw(places)]
+    count = data.draw(st.integers(1, len(p) - 1))
+    by_p = sorted(sorted(range(len(p)), key=lambda i: -p[i])[:count])
+    by_prior = sorted(sorted(range(len(p)), key=lambda i: -prior[i])[:count])
+    assert kept_of(RaDiCal(alpha=0), p, prior, count) == by_p
+    assert kept_of(RaDiCal(alpha=1), p, prior, count) == by_prior
+
+
+def test_between_the_ends_neither_channel_decides_a_tie_alone() -> None:
+    """Tokens 1 to 4 are below both cuts: little attention, a negative cosine."""
+    p, prior = [0.9, 0.01, 0.02, 0.03, 0.04], [0.5, -0.1, -0.2, -0.3, -0.4]
+    by_trust = {alpha: kept_of(RaDiCal(alpha=alpha), p, prior, 3) for alpha in (0.0, 0.1, 0.9, 1.0)}
+    assert by_trust == {0.0: [0, 3, 4], 0.1: [0, 3, 4], 0.9: [0, 1, 2], 1.0: [0, 1, 2]}
+    for alpha in (0.1, 0.5, 0.9):
+        same_prior = kept_of(RaDiCal(alpha=alpha), p, [0.5, -0.1, -0.1, -0.1, -0.1], 3)
+        same_attention = kept_of(RaDiCal(alpha=alpha), [0.9, 0.02, 0.02, 0.02, 0.02], prior, 3)
+        assert same_prior == [0, 3, 4]
+        assert same_attention == [0, 1, 2]
 
 
 def test_an_attention_free_score_asks_for_no_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +329,7 @@ def test_profiles_survive_a_round_trip(tmp_path: Path) -> None:
     path = PROFILE.save(tmp_path / "deep" / "profile.json")
     assert Profile.load(path) == PROFILE
     data = json.loads(path.read_text())
-    assert set(data) == {"model", "layers", "h_norm", "alpha", "h_min", "lists", "source"}
+    assert set(data) == {f.name for f in fields(Profile)}
     assert [file.name for file in path.parent.iterdir()] == ["profile.json"]
 
 
@@ -284,22 +357,77 @@ def test_broken_profiles_are_named(tmp_path: Path, text: str) -> None:
         Profile.load(path)
 
 
-def test_a_model_trained_anew_has_no_profile(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"one")
-    first = Profile.cache_path(str(tmp_path))
-    PROFILE.save(first)
-    assert Profile.find(str(tmp_path)) == PROFILE
-    weights.write_bytes(b"three")
-    assert Profile.cache_path(str(tmp_path)) != first
-    assert Profile.find(str(tmp_path)) is None
+def test_a_profile_serves_the_model_it_was_measured_on_and_no_other(tiny_folders: dict[str, Path]) -> None:
+    """Models without a name, or with the same one, are told apart by what they are."""
+    backbones = [Backbone.from_pretrained(tiny_folders["qwen3_vl"]) for _ in range(2)]
+    first, second = backbones
+    for backbone in backbones:
+        backbone.model.config._name_or_path = ""
+    with torch.no_grad():
+        second.model.lm_head.weight[0, 0] += 1
+    profile = keep_profile(first)
+    assert Profile.find(first.identity) == profile
+    assert Profile.find(second.identity) is None
+    assert Profile.cache_path(second.identity) != Profile.cache_path(first.identity)
+    profile.save(Profile.cache_path(second.identity))  # whoever put it there
+    with pytest.warns(UserWarning, match="measured on another model"):
+        assert Profile.find(second.identity) is None
+    with torch.no_grad():
+        first.model.lm_head.weight[0, 1] += 1  # trained on
+    assert Profile.find(first.identity) is None
+
+
+def test_a_profile_in_a_models_folder_is_checked_too(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folders["internvl_qwen2"], tmp_path / "model")
+    backbone = Backbone.from_pretrained(folder)
+    own = replace(PROFILE, model=backbone.name, fingerprint=backbone.fingerprint)
+    own.save(folder / "radical_profile.json")
+    assert Profile.find(backbone.identity) == own
+    replace(own, fingerprint="0" * 16).save(folder / "radical_profile.json")
+    with pytest.warns(UserWarning, match="measured on another model"):
+        assert Profile.find(backbone.identity) is None
+
+
+def test_a_published_profile_is_for_models_of_its_name_and_shape() -> None:
+    published = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
+    assert published is not None
+    assert published.shape == DecoderShape(36, 2560, 32, 8, 128, 9728)
+    same = ModelIdentity("Qwen/Qwen3-VL-4B-Instruct", "1" * 16, published.shape)
+    assert Profile.find(same) == published
+    assert Profile.find(replace(same, name="Qwen/Qwen3-VL-4B-Thinking")) is None
+    assert Profile.find(replace(same, shape=replace(published.shape, hidden=2048))) is None
+    whole = Profile.measured(same.name, [0.5 + i / 100 for i in range(36)], 1, "measured", same.fingerprint)
+    whole.save(Profile.cache_path(same))
+    assert Profile.find(same) == whole  # what was measured on this very model comes first
+
+
+def test_a_profile_of_some_layers_says_what_it_cannot_do(recwarn: pytest.WarningsRecorder) -> None:
+    published = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
+    assert published is not None
+    for strategy in STRATEGIES:
+        pruner = RaDiCal(calibration=published, strategy=strategy)
+        if strategy in ("alpha_maximin", "deep_only"):
+            assert pruner.stages(36)
+            continue
+        with pytest.raises(CalibrationError, match=f"'{strategy}' needs α of every layer, but .* 16 of 36"):
+            pruner.stages(36)
+    assert not recwarn
+    with pytest.warns(UserWarning, match="16 of 36 layers"):
+        RaDiCal(calibration=published, layers=5).stages(36)
+    with pytest.warns(UserWarning, match="16 of 36 layers"):
+        RaDiCal(calibration=published, gap=3).stages(36)
+
+
+def test_nan_is_no_profile() -> None:
+    with pytest.raises(CalibrationError):
+        Profile.measured("m", [0.5, float("nan"), 0.7], 1, "")
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RADICAL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = Profile.cache_path("Some/Model")
+    shape = DecoderShape(2, 8, 2, 1, 4, 16)
+    path = Profile.cache_path(ModelIdentity("Some/Model", "1" * 16, shape))
     assert path.parent == tmp_path / "radical-rerank" / "profiles"
     assert path.name.startswith("Model-")
-    assert Profile.cache_path("Other/Model") != path
+    assert Profile.cache_path(ModelIdentity("Some/Model", "2" * 16, shape)) != path

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
+import pickle
+import select
+import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -16,7 +24,9 @@ from radical_rerank import Dense, PromptTemplate, Query, RaDiCal, Reranker, cali
 from radical_rerank.backbones import Backbone
 from radical_rerank.backbones.tiny import TINY_FAMILIES
 from radical_rerank.errors import CalibrationError, InputError, ScoringError, UnsupportedModelError
+from radical_rerank.method import macs
 from radical_rerank.pruning import Profile
+from radical_rerank.reranking.prompt import build_prompt
 from tests.cases import PROFILE, draw_list
 
 
@@ -204,7 +214,8 @@ def test_the_model_may_write_the_order(
     assert len(written[0].split()) <= 12
     assert sorted(ranking.order) == [0, 1, 2, 3]
     assert ranking.repairs > 0
-    assert [r.score for r in ranking] == [1, 1 / 2, 1 / 3, 1 / 4]
+    shares = [1, 1 / 2, 1 / 3, 1 / 4]
+    assert [r.probability for r in ranking] == pytest.approx([share / sum(shares) for share in shares])
     monkeypatch.setattr(backbone, "write", lambda inputs, limit: ["nothing of use"])
     with pytest.raises(ScoringError, match="no identifier"):
         reranker.rank(query, images)
@@ -285,7 +296,7 @@ def test_a_profile_is_measured_once_said_and_kept(backbone: Backbone, private_ca
     ranking = reranker.rank(query, images)
     assert said[0].startswith("no trust profile of")
     assert any("list 8 of 8" in line for line in said)
-    path = Profile.cache_path(backbone.name)
+    path = Profile.cache_path(backbone.identity)
     assert private_cache in path.parents
     assert path.is_file()
     assert reranker.calibration == Profile.load(path)
@@ -316,10 +327,20 @@ def test_a_profile_beside_the_model_is_used(backbone: Backbone, tmp_path: Path, 
 
     folder = tmp_path / "model"
     shutil.copytree(tiny_folders["qwen3_vl"], folder)
-    PROFILE.save(folder / "radical_profile.json")
     reranker = Reranker.from_pretrained(folder)
+    own = replace(PROFILE, fingerprint=reranker.backbone.fingerprint)
+    own.save(folder / "radical_profile.json")
     reranker.rank(*pictures(13, 3))
-    assert reranker.calibration == PROFILE
+    assert reranker.calibration == own
+
+
+def test_a_model_of_broken_weights_is_not_calibrated(tiny_folders, private_cache: Path) -> None:
+    backbone = Backbone.from_pretrained(tiny_folders["qwen3_vl"])
+    with torch.no_grad():
+        backbone.model.model.language_model.layers[2].self_attn.q_proj.weight[:] = torch.nan
+    with pytest.raises(CalibrationError, match="cannot be calibrated: layer 2 gives attention"):
+        Reranker(backbone, "radical").rank(*pictures(13, 3))
+    assert not list(private_cache.rglob("*.json"))
 
 
 # Bad input.
@@ -469,6 +490,151 @@ def test_half_precision_ranks_alike(family: str, tiny_folders) -> None:
     report = fused.rank(query, images).report
     assert report is not None
     assert report.visual_tokens_left < 0.2 * report.visual_tokens
+
+
+# Totals, threads, processes.
+
+
+@pytest.mark.parametrize("scorer", ["logits", "generate"])
+def test_scores_are_logs_and_probabilities_are_told(backbone: Backbone, scorer: str) -> None:
+    query, images = pictures(3, 6)
+    reranker = Reranker(
+        backbone, "radical", calibration=PROFILE, scorer=scorer, max_new_tokens=6, window=4, stride=2
+    )
+    if scorer == "generate":
+        reranker.backbone = replace_writer(backbone, "B > A > D > C")
+    for documents in (images[:4], images):
+        ranking = reranker.rank(query, documents)
+        found = [result.probability for result in ranking]
+        assert found == sorted(found, reverse=True)
+        assert len(set(found[:4])) == 4  # none is cut to 1
+        assert all(0 < p < 1 for p in found)
+        assert found == pytest.approx([math.exp(result.score) for result in ranking])
+    assert sum(r.probability for r in reranker.rank(query, images[:4])) == pytest.approx(1)
+
+
+def replace_writer(backbone: Backbone, text: str) -> Backbone:
+    """The same model, which writes this answer."""
+    copy = replace(backbone)
+    copy.write = lambda inputs, count: [text] * len(inputs["input_ids"])  # type: ignore[method-assign]
+    return copy
+
+
+def test_totals_of_several_windows_add_up(backbone: Backbone) -> None:
+    query, images = pictures(4, 9)
+    images[0] = images[0].resize((64, 64))  # windows of different sizes
+    reranker = Reranker(backbone, "radical", calibration=PROFILE, keep=0.3, window=4, stride=2)
+    ranking = reranker.rank(query, images)
+    totals, reports = ranking.totals, ranking.reports
+    assert totals.prompts == len(reports) > 2
+    for name in ("tokens", "visual_tokens", "visual_tokens_left", "average_tokens"):
+        assert getattr(totals, name) == sum(getattr(report, name) for report in reports)
+    assert totals.flops_saved == pytest.approx(
+        1 - sum(macs(r.tokens_per_layer, backbone.shape) for r in reports)
+        / sum(macs([r.tokens] * backbone.shape.layers, backbone.shape) for r in reports)
+    )  # fmt: skip
+    assert len({report.flops_saved for report in reports}) > 1
+    assert sum(totals.seconds.values()) == pytest.approx(sum(sum(r.seconds.values()) for r in reports))
+    assert reranker.rank(query, []).totals.prompts == 0
+
+
+def test_threads_share_a_reranker(backbone: Backbone) -> None:
+    lists = [pictures(seed, 4) for seed in range(6)]
+    reranker = Reranker(backbone, "radical", calibration=PROFILE, keep=0.3)
+    other = Reranker(backbone, "dense", vision_cache=reranker.vision_cache)
+    alone = [(reranker.rank(*one).order, other.rank(*one).order) for one in lists]
+    reranker.vision_cache.clear()
+    with ThreadPoolExecutor(8) as pool:
+        pruned = [pool.submit(reranker.rank, *lists[i % 6]) for i in range(48)]
+        dense = [pool.submit(other.rank, *lists[i % 6]) for i in range(12)]
+        assert [future.result().order for future in pruned] == [alone[i % 6][0] for i in range(48)]
+        assert [future.result().order for future in dense] == [alone[i % 6][1] for i in range(12)]
+
+
+def test_a_reranker_can_be_pickled(reranker: Reranker) -> None:
+    query, images = pictures(6, 4)
+    expected = reranker.rank(query, images)
+    copy = pickle.loads(pickle.dumps(reranker))
+    assert len(copy.vision_cache) == 0
+    assert [r.score for r in copy.rank(query, images)] == pytest.approx([r.score for r in expected])
+
+
+def test_a_forked_process_is_told_that_it_cannot_rank(reranker: Reranker) -> None:
+    """OpenMP's threads do not survive a fork: without a word it would hang."""
+    query, images = pictures(6, 3)
+    reranker.rank(query, images)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            reranker.rank(query, images)
+            message = "ranked"
+        except BaseException as error:
+            message = f"{type(error).__name__}: {error}"
+        os.write(writing, message.encode())
+        os._exit(0)
+    os.close(writing)
+    ready, _, _ = select.select([reading], [], [], 30)
+    if not ready:
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert ready, "the child hangs"
+    assert "RadicalError" in (told := os.read(reading, 1000).decode())
+    assert "spawn" in told
+
+
+# Forms of input.
+
+
+def test_documents_come_in_any_iterable(reranker: Reranker) -> None:
+    query, images = pictures(7, 4)
+    expected = reranker.rank(query, images).order
+    assert reranker.rank(query, (image for image in images)).order == expected
+    assert reranker.rank(query, dict(enumerate(images)).values()).order == expected
+    arrays = np.stack([np.asarray(image.resize((64, 64))) for image in images])
+    assert len(reranker.rank(query, arrays)) == 4
+    assert next(reranker.rank_many((q, iter(d)) for q, d in [(query, images)])).order == expected
+
+
+@pytest.mark.parametrize("documents", [None, 7, "a.png", b"png", Path("a.png"), Image.new("RGB", (8, 8)),
+                                       {"a": 1}, np.zeros((8, 8, 3), np.uint8)])  # fmt: skip
+def test_one_document_is_no_list(reranker: Reranker, documents: object) -> None:
+    with pytest.raises(InputError, match="documents must be a list of images, not a single"):
+        reranker.rank("a red star", documents)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, 2.0, "3", True])
+def test_counts_are_whole_numbers(reranker: Reranker, value: object) -> None:
+    for name in ("top_k", "batch_size"):
+        with pytest.raises(InputError, match=f"{name} must be at least 1 and a whole number"):
+            reranker.rank_many([], **{name: value})  # type: ignore[arg-type]
+    assert len(reranker.rank(*pictures(1, 3), top_k=np.int64(2))) == 2  # type: ignore[arg-type]
+
+
+def test_truncated_weights_are_named(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folders["qwen3_vl"], tmp_path / "model")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    with pytest.raises(InputError, match=f"cannot load the model '{folder}'"):
+        Backbone.from_pretrained(folder)
+
+
+# Templates that think.
+
+
+def test_a_template_that_can_think_is_told_not_to(
+    backbone: Backbone, recwarn: pytest.WarningsRecorder
+) -> None:
+    think = "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}"
+    other = replace(backbone, tokenizer=deepcopy(backbone.tokenizer))
+    plain = build_prompt(backbone, PromptTemplate.of(backbone), "red star", [4, 4]).ids
+    other.tokenizer.chat_template += think
+    assert build_prompt(other, PromptTemplate.of(other), "red star", [4, 4]).ids == plain
+    assert not recwarn
+    other.tokenizer.chat_template = backbone.tokenizer.chat_template + "<think>"
+    with pytest.warns(UserWarning, match="think before it answers"):
+        ids = build_prompt(other, PromptTemplate.of(other), "red star", [4, 4]).ids
+    assert "</think>" in other.tokenizer.decode(ids[len(plain) :]) or len(ids) > len(plain)
 
 
 # What a model is, whatever it is called.

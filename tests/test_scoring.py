@@ -41,6 +41,14 @@ def test_scores_are_log_probabilities_among_the_identifiers() -> None:
         ("B > B > A > C", Permutation([1, 0, 2], repeated=1)),
         ("C > Z > A", Permutation([2, 0, 1], unknown=1, missing=1)),
         ("Ranking: C", Permutation([2, 0, 1], unknown=1, missing=2)),
+        ("A good match is B, then C > A", Permutation([1, 2, 0], unknown=4)),
+        ("A is not it. The best is C", Permutation([2, 0, 1], unknown=7, missing=2)),
+        ("1. B\n2. A\n3. C", Permutation([1, 0, 2])),
+        ("C and B look alike, so: B > C > A", Permutation([1, 2, 0], unknown=5)),
+        ("B (a dog) > A (a cat) > C", Permutation([1, 0, 2], unknown=4)),
+        ("<think>A > B > C? No, C is red.</think>B > A > C", Permutation([1, 0, 2])),
+        ("A first, maybe</think>\n\nC > A > B", Permutation([2, 0, 1])),
+        ("B > A > C <think>or A > B", Permutation([1, 0, 2])),
     ],
 )
 def test_permutations_are_parsed_and_every_repair_is_counted(text: str, expected: Permutation) -> None:
@@ -49,7 +57,7 @@ def test_permutations_are_parsed_and_every_repair_is_counted(text: str, expected
     assert parsed.repairs == expected.repeated + expected.unknown + expected.missing
 
 
-@pytest.mark.parametrize("text", ["", "no idea", "x > y", "AB > CA"])
+@pytest.mark.parametrize("text", ["", "no idea", "x > y", "AB > CA", "<think>B > A > C", "1 > 2 > 3"])
 def test_text_without_identifiers_is_an_error_not_an_order(text: str) -> None:
     with pytest.raises(ScoringError, match="no identifier of A to C"):
         parse_permutation(text, "ABC")
@@ -62,6 +70,9 @@ def test_a_written_order_comes_back(order: list[int]) -> None:
     assert (parsed.order, parsed.repairs) == (order, 0)
     scores = permutation_scores(order)
     assert sorted(range(12), key=lambda i: -scores[i]) == order
+    assert max(scores) <= 0  # logs, as the other scorer's
+    assert sum(map(math.exp, scores)) == pytest.approx(1)
+    assert math.exp(scores[order[0]] - scores[order[3]]) == pytest.approx(4)
 
 
 @given(st.integers(1, 130), st.integers(2, 52), st.data())

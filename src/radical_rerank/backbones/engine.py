@@ -9,22 +9,22 @@ key-value cache holds just what ran through it, and decoding masks each layer by
 from __future__ import annotations
 
 import time
-import weakref
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from radical_rerank.backbones.families import base_model, deepstack_levels, text_model
+from radical_rerank.backbones.families import base_model, deepstack_levels, text_model, unwrapped
+from radical_rerank.backbones.hooks import Hooks, entered_for
+from radical_rerank.backbones.identity import identity_of
 from radical_rerank.backbones.probe import all_keys, project, row_attention
-from radical_rerank.errors import LayoutError, UnsupportedModelError
+from radical_rerank.errors import CalibrationError, LayoutError, ScoringError, UnsupportedModelError
 from radical_rerank.method import keep_count
-from radical_rerank.pruning import Layout, Merge, Pruner, Stage, StageRecord, VisionSignals
-
-_active: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+from radical_rerank.pruning import Layout, Merge, Profile, Pruner, Stage, StageRecord, VisionSignals
 
 
 class Run:
@@ -39,57 +39,89 @@ class Run:
     ) -> None:
         self._text = text_model(model)
         self._base = base_model(model)
+        self._image_token: int = self._base.config.image_token_id
         self._layers = list(self._text.layers)
-        self._deepstack = deepstack_levels(model)
         devices = {parameter.device for parameter in self._text.parameters()}
         if len(devices) > 1:
             raise UnsupportedModelError(f"the decoder lies on several devices: {sorted(map(str, devices))}")
+        if pruner.needs_profile:
+            profile = Profile.find(identity_of(model))
+            if profile is None:
+                raise CalibrationError(
+                    f"{type(pruner).__name__} needs the model's trust profile, and none is known: pass "
+                    "calibration=calibrate(...)"
+                )
+            pruner = pruner.with_profile(profile)
         self._pruner = pruner
         self._layouts = list(layouts)
         self._signals = _checked(signals, self._layouts) if pruner.reads_encoder else None
         self._stages = _by_place(pruner.stages(len(self._layers)), len(self._layers))
-        self._handles: list[Any] = []
+        self._hooks = Hooks(unwrapped(model), self._base, self._text, owner=self._text)
+        self._images: Tensor | None = None
+        self._positions_given = False
         self._prompt: _Prompt | None = None
+        self._ran = False
         self.records: list[list[StageRecord]] = [[] for _ in self._layouts]
         self.seconds: dict[str, float] = {"prior": 0.0, "selection": 0.0}
         self.tokens_per_layer: list[int] = []
         """the longest list's tokens in each layer, at the latest prompt"""
 
     def __enter__(self) -> Run:
-        if self._text in _active:
+        if entered_for(self._text):
             raise RuntimeError("this model is already being pruned; leave the other context first")
         if self._stages:
-            _active.add(self._text)
-            self._handles.append(self._base.register_forward_pre_hook(self._outset, with_kwargs=True))
-            self._handles.append(self._text.register_forward_pre_hook(self._begin, with_kwargs=True))
+            self._hooks.__enter__()
+            self._hooks.before(self._base, self._outset)
+            self._hooks.before(self._text, self._begin)
             for index, layer in enumerate(self._layers):
-                before = partial(self._before, index)
-                self._handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
-                if index < self._deepstack or (index, "after") in self._stages:
-                    after = partial(self._after, index)
-                    self._handles.append(layer.register_forward_hook(after))
+                self._hooks.before(layer, partial(self._before, index))
+            if self._leaves(len(self._layers) - 1):
+                self._hooks.before(self._text.norm, self._end)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        if not self._stages:
+            return
+        self._hooks.__exit__(kind, error, trace)
         self._prompt = None
-        _active.discard(self._text)
+        if error is None and not self._ran and self._hooks.elsewhere:
+            warnings.warn(
+                "the model ran unpruned: it was called from another thread or task than the one that "
+                "entered this context",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
-    # The hooks: the model without its head, its text model, then layer by layer.
+    # The hooks: the model without its head, its text model, then layer by layer, the norm behind them.
 
     def _outset(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._ran = True
         self._positions_given = kwargs.get("position_ids") is not None
+        ids, embeddings = kwargs.get("input_ids", args[0] if args else None), kwargs.get("inputs_embeds")
+        if ids is not None:
+            self._images = ids == self._image_token
+        elif embeddings is not None:  # placeholders go by their embedding, as the model finds them
+            token = torch.tensor(self._image_token, device=embeddings.device)
+            self._images = (embeddings == self._text.embed_tokens(token)).all(dim=-1)
 
     def _begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cache = kwargs.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
             self._continue(cache, kwargs)
             return args, kwargs
-        self._prompt = prompt = _Prompt(self._pruner, self._text, self._layouts, self._signals, kwargs)
+        if any(layer.training and getattr(layer, "gradient_checkpointing", False) for layer in self._layers):
+            raise UnsupportedModelError(
+                "gradient checkpointing runs each layer twice, and pruning would then prune twice: "
+                "call model.gradient_checkpointing_disable()"
+            )
+        images, self._images = self._images, None
+        if images is None:
+            raise LayoutError("call the whole model, not its text model: the images are checked on the way")
+        self._prompt = prompt = _Prompt(
+            self._pruner, self._text, self._layouts, self._signals, images, kwargs
+        )
         # The model adds DeepStack features with a mask of the full prompt; we add them instead.
         prompt.deepstack = list(kwargs.pop("deepstack_visual_embeds", None) or [])
         prompt.visual = kwargs.pop("visual_pos_masks", None)
@@ -119,6 +151,8 @@ class Run:
             return (hidden, *args[1:]), kwargs
         if index == 0:
             prompt.start(kwargs)
+        else:
+            hidden = self._leave(prompt, index - 1, hidden)
         stage = self._stages.get((index, "before"))
         if stage is not None:
             hidden = prompt.prune(stage, layer, hidden, hidden)
@@ -126,21 +160,29 @@ class Run:
             prompt.entering = hidden
         return (hidden, *args[1:]), prompt.enter(index, hidden, kwargs)
 
-    def _after(self, index: int, layer: Any, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    def _end(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         prompt = self._prompt
         assert prompt is not None
         if prompt.decoding:
             return None
-        stage = self._stages.get((index, "after"))
-        if index >= len(prompt.deepstack) and stage is None:
-            return None
+        return (self._leave(prompt, len(self._layers) - 1, args[0]), *args[1:]), kwargs
+
+    def _leaves(self, index: int) -> bool:
+        """Whether anything is left to do on what a layer has put out."""
+        return index < deepstack_levels(self._base) or (index, "after") in self._stages
+
+    def _leave(self, prompt: _Prompt, index: int, hidden: Tensor) -> Tensor:
+        """What is to be done after layer `index`. It is done on the way into the next module, so that whoever
+        watches the layer's output sees what the stock model puts out there."""
+        layer = self._layers[index]
         if index < len(prompt.deepstack):
-            output = prompt.add_deepstack(index, output)
+            hidden = prompt.add_deepstack(index, hidden, watched=bool(layer._forward_hooks))
+        stage = self._stages.get((index, "after"))
         if stage is not None:
             assert prompt.entering is not None
-            output = prompt.prune(stage, layer, prompt.entering, output)
+            hidden = prompt.prune(stage, layer, prompt.entering, hidden)
             prompt.entering = None
-        return output
+        return hidden
 
 
 class _Prompt:
@@ -152,8 +194,10 @@ class _Prompt:
         text: Any,
         layouts: Sequence[Layout],
         signals: Sequence[VisionSignals] | None,
+        images: Tensor,
         kwargs: dict[str, Any],
     ) -> None:
+        """images: (B, S) where the prompt's own image tokens are."""
         embeddings = kwargs.get("inputs_embeds")
         if embeddings is None:
             raise LayoutError("the text model was called without inputs_embeds")
@@ -166,6 +210,7 @@ class _Prompt:
         self.signals = [found for found in signals or () for _ in range(batch // len(layouts))]
         self.valid = self._padding(kwargs.get("attention_mask"))
         self.offsets = [self.length - layout.length for layout in self.layouts]
+        self._check_images(images)
 
         device = embeddings.device
         self.index = torch.arange(self.length, device=device).expand(batch, -1)
@@ -199,7 +244,11 @@ class _Prompt:
         found = [self.length] * len(lengths) if mask is None else mask.sum(dim=1).tolist()
         for row, (expected, count) in enumerate(zip(lengths, found, strict=True)):
             if expected != count:
-                raise LayoutError(f"prompt {row} has {count} tokens, its layout describes {expected}")
+                raise LayoutError(
+                    f"prompt {row} has {count} tokens, its layout describes {expected}. A prompt must run "
+                    "alone and in one pass (no assisted decoding, no chunked prefill), and what follows it "
+                    "needs the cache (use_cache=True)"
+                )
         if mask is None or min(lengths) == self.length:
             return None
         valid = mask.bool()
@@ -207,6 +256,25 @@ class _Prompt:
         if not torch.equal(valid, columns >= self.length - mask.sum(dim=1, keepdim=True)):
             raise LayoutError("prompts of different lengths must be padded on the left")
         return valid
+
+    def _check_images(self, images: Tensor) -> None:
+        """The layouts' images must be where the prompts' image tokens are."""
+        for row, (layout, offset) in enumerate(zip(self.layouts, self.offsets, strict=True)):
+            described = torch.zeros(self.length, dtype=torch.bool)
+            described[layout.positions + offset] = True
+            for span in layout.protected:
+                described[span.start + offset : span.stop + offset] = True
+            shown = images[row].cpu()
+            if self.valid is not None:
+                shown = shown & self.valid[row].cpu()
+            wrong = (described != shown).nonzero()
+            if len(wrong):
+                place = int(wrong[0])
+                says, has = ("image", "text") if described[place] else ("text", "an image")
+                raise LayoutError(
+                    f"the layout is not of prompt {row}: at position {place - offset} it says {says}, "
+                    f"but the prompt has {has}"
+                )
 
     # Running the prompt.
 
@@ -237,8 +305,11 @@ class _Prompt:
         kwargs["position_ids"] = None
         return kwargs
 
-    def add_deepstack(self, index: int, hidden: Tensor) -> Tensor:
-        """Add level `index` of the visual features to the visual tokens that are alive."""
+    def add_deepstack(self, index: int, hidden: Tensor, *, watched: bool) -> Tensor:
+        """Add level `index` of the visual features to the visual tokens that are alive.
+
+        watched: somebody else has seen, and may keep, the layer's output
+        """
         assert self.visual is not None
         features = self.deepstack[index].to(hidden.device, hidden.dtype)
         mask = self.visual.to(hidden.device)
@@ -248,43 +319,51 @@ class _Prompt:
             if self.valid is not None:
                 mask = mask & self.valid
             features = features[ordinal.gather(1, self.index)[mask]]
-        if hidden.requires_grad:
+        if watched or hidden.requires_grad:
             hidden = hidden.clone()
-        hidden[mask] += features  # a layer's output is nobody else's
+        hidden[mask] += features
         return hidden
 
-    @torch.no_grad()
     def prune(self, stage: Stage, layer: Any, entering: Tensor, hidden: Tensor) -> Tensor:
         """Ask the method for each list's survivors and gather `hidden` to them.
 
         entering: (B, n, d) what enters the layer, for its attention; hidden: what is gathered.
         """
         start = time.perf_counter()
-        keys = _Lazy(lambda: all_keys(layer, entering, *self.rotary))
+        with torch.no_grad():  # the choice has no gradient; what passes keeps its own
+            chosen = self._choose(stage, layer, entering, hidden)
         stay = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
         if self.valid is not None:
             stay &= self.valid
         dropped = False
-        for row in range(len(self.layouts)):
-            view = _View(self, row, stage, layer, entering, hidden, keys)
-            alive, slots = self.alive[row], self.slots[row]
-            whole = len(self.candidate_of[row]) if stage.of_all else len(alive)
-            kept = self.pruner.select(view, min(len(alive), keep_count(stage.keep, whole)))
+        for row, kept in enumerate(chosen):
             if isinstance(kept, Merge):
                 hidden = self._mix(stage, row, hidden, kept)
                 kept = kept.kept
+            alive, slots = self.alive[row], self.slots[row]
             if len(kept) < len(alive):
                 dropped = True
                 stay[row, slots] = False
                 stay[row, slots[kept]] = True
                 self.alive[row], self.slots[row] = alive[kept], slots[kept]
-            self.records[row].append(
-                StageRecord(stage.layer, stage.when, len(alive), len(kept), self.alive[row], view.facts)
-            )
         if dropped:
             hidden = self._gather(hidden, stay)
         self.seconds["selection"] += time.perf_counter() - start
         return hidden
+
+    def _choose(self, stage: Stage, layer: Any, entering: Tensor, hidden: Tensor) -> list[Tensor | Merge]:
+        """Per list, what the method keeps; each choice is put on record."""
+        keys = _Lazy(lambda: all_keys(layer, entering, *self.rotary))
+        chosen: list[Tensor | Merge] = []
+        for row, records in enumerate(self.records):
+            view = _View(self, row, stage, layer, entering, hidden, keys)
+            alive = len(view.alive)
+            whole = len(self.candidate_of[row]) if stage.of_all else alive
+            chosen.append(self.pruner.select(view, min(alive, keep_count(stage.keep, whole))))
+            kept = chosen[-1].kept if isinstance(chosen[-1], Merge) else chosen[-1]
+            survivors = view.alive[kept]
+            records.append(StageRecord(stage.layer, stage.when, alive, len(survivors), survivors, view.facts))
+        return chosen
 
     def _mix(self, stage: Stage, row: int, hidden: Tensor, merge: Merge) -> Tensor:
         """Give a list's survivors their new hidden states, and the DeepStack features to come theirs."""
@@ -340,6 +419,13 @@ class _Prompt:
 
     def decode(self, mask: Tensor | None) -> None:
         """A decode step begins. mask: (B, prompt + new tokens) or None."""
+        held = {self.cache.get_seq_length(index) - length for index, length in enumerate(self.lengths)}
+        if len(held) > 1 or min(held) < 0:
+            # Layers hold different parts of the prompt: who cuts them must take the same tokens from each.
+            raise LayoutError(
+                "since the last step the cache was cut to one length for all layers, or into the prompt; on "
+                "a pruned prompt, take back the same number of decoded tokens from every layer"
+            )
         self.decoding = True
         self._new = None if mask is None else mask[:, self.length :].bool()
         self._masks: dict[tuple[int, int], Any] = {}
@@ -448,7 +534,13 @@ class _View:
         cos, sin = (part[row if len(part) > 1 else 0, place] for part in prompt.rotary)
         query = project(self._module, "q", self._entering[row, place], cos, sin)
         scaling = self._module.self_attn.scaling
-        return row_attention(query, self._keys()[row], scaling, allowed, prompt.slots[row])
+        found = row_attention(query, self._keys()[row], scaling, allowed, prompt.slots[row])
+        if not found.sum().isfinite():
+            raise ScoringError(
+                f"layer {self.layer} gives attention that is not finite; check the weights, or use bfloat16 "
+                "or float32 where the model does not fit float16"
+            )
+        return found
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
         memory = self._prompt.memory[self._row]

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from radical_rerank.backbones.hooks import Hooks
 from radical_rerank.backbones.probe import rotate
 from radical_rerank.errors import UnsupportedModelError
 from radical_rerank.method import DecoderShape
@@ -298,12 +299,12 @@ def _watching(module: Any, wanted: bool) -> Iterator[dict[str, Any]]:
     def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.update(kwargs, **({"hidden_states": args[0]} if args else {}))
 
-    handle = module.register_forward_pre_hook(note, with_kwargs=True) if wanted else None
-    try:
+    if not wanted:
         yield seen
-    finally:
-        if handle is not None:
-            handle.remove()
+        return
+    with Hooks() as hooks:
+        hooks.before(module, note)
+        yield seen
 
 
 def _column_means(q: Tensor, k: Tensor, scaling: float) -> Tensor:
@@ -332,8 +333,22 @@ def family_of(config: Any) -> Family:
     return InternVL(config) if kind == "internvl" else known[kind]()
 
 
+def unwrapped(model: Any) -> Any:
+    """The Hugging Face model inside torch.compile's, PEFT's or a data-parallel wrapper."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif hasattr(model, "get_base_model"):
+            model = model.get_base_model()
+        elif isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
 def base_model(model: Any) -> Any:
     """The model without its output head."""
+    model = unwrapped(model)
     return model.model if hasattr(model, "lm_head") else model
 
 

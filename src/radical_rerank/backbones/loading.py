@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +22,13 @@ from radical_rerank.backbones.families import (
     Pixels,
     decoder_shape,
     family_of,
-    text_model,
 )
-from radical_rerank.backbones.probe import last_row_only
+from radical_rerank.backbones.identity import fingerprint_of, identity_of
+from radical_rerank.backbones.last_row import last_row_only
 from radical_rerank.errors import InputError, LayoutError, RadicalError
 from radical_rerank.files import EMBEDDED, model_folder
 from radical_rerank.method import DecoderShape
-from radical_rerank.pruning import Layout
+from radical_rerank.pruning import Layout, ModelIdentity
 
 
 @dataclass
@@ -40,7 +43,25 @@ class Backbone:
         self.family: Family = family_of(self.model.config)
         self.shape: DecoderShape = decoder_shape(self.model.config)
         self.image_token_id: int = self.model.config.image_token_id
-        self._fingerprint: tuple[Any, str] | None = None
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model, "tokenizer": self.tokenizer, "image_processor": self.image_processor}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """One thread at a time. Tokenizers and accelerators do not take kindly to more."""
+        if os.getpid() != self._process:
+            raise RadicalError(
+                f"{self.name} was loaded in another process: a fork does not bring along the threads that "
+                "compute, and would hang. Load it in the new process, or start that with spawn"
+            )
+        with self._lock:
+            yield
 
     @classmethod
     def from_pretrained(
@@ -76,8 +97,8 @@ class Backbone:
             image_processor = AutoImageProcessor.from_pretrained(name)
         except RadicalError:
             raise
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except Exception as error:  # whatever a broken file makes the libraries raise
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"cannot load the model {asked!r}: {reason}") from error
         model.config._name_or_path = asked
         if tokenizer.chat_template is None:
@@ -89,17 +110,13 @@ class Backbone:
         return self.model.config._name_or_path
 
     @property
-    def fingerprint(self) -> str:
-        """What this model is, whatever it is called: a digest of its configuration and of every weight.
+    def identity(self) -> ModelIdentity:
+        return identity_of(self.model)
 
-        The same checkpoint loaded in another dtype that holds its values has the same fingerprint. Changing a
-        weight in place changes it.
-        """
-        weights = self.model.state_dict().values()
-        state = config_digest(self.model.config), *((t.data_ptr(), t._version) for t in weights)
-        if self._fingerprint is None or self._fingerprint[0] != state:
-            self._fingerprint = state, fingerprint_of(self.model)
-        return self._fingerprint[1]
+    @property
+    def fingerprint(self) -> str:
+        """What this model is, whatever it is called: a digest of its configuration and of all its weights."""
+        return fingerprint_of(self.model)
 
     @property
     def reading(self) -> str:
@@ -147,14 +164,14 @@ class Backbone:
     @torch.inference_mode()
     def next_token_logits(self, inputs: dict[str, Any]) -> Tensor:
         """(B, vocabulary) logits of the token that follows each prompt, in float32."""
-        with last_row_only(text_model(self.model).layers):
+        with last_row_only(self.model):
             output = self.model(**inputs, logits_to_keep=1, use_cache=False)
         return output.logits[:, -1].float()
 
     @torch.inference_mode()
     def write(self, inputs: dict[str, Any], max_new_tokens: int) -> list[str]:
         """What the model writes after each prompt, greedily."""
-        with last_row_only(text_model(self.model).layers):
+        with last_row_only(self.model):
             output = self.model.generate(
                 **inputs,
                 max_new_tokens=max_new_tokens,
@@ -168,48 +185,6 @@ class Backbone:
         return self.tokenizer.batch_decode(
             output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
         )
-
-
-def fingerprint_of(model: Any) -> str:
-    """16 hexadecimal digits: a digest of a model's configuration and of all its weights."""
-    digest = hashlib.sha256(config_digest(model.config).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {_checksum(tensor)}".encode())
-    return digest.hexdigest()[:16]
-
-
-def config_digest(config: Any) -> str:
-    """16 hexadecimal digits: a digest of what a configuration says of the computation."""
-    # How it was loaded, saved or called says nothing of what it computes.
-    passing = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
-
-    def cleaned(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: cleaned(v) for k, v in value.items() if k not in passing and "attn_impl" not in str(k)}
-        return value
-
-    text = json.dumps(cleaned(config.to_dict()), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-_CHUNK = 1 << 24
-
-
-def _checksum(tensor: Tensor) -> tuple[int, int]:
-    """Two sums modulo 2^64 of a tensor's values as bits, plain and weighted by place.
-
-    Integer sums do not depend on the order of summation, so every device and number of threads agrees. All
-    values count, as float32: half precision fits into it without loss.
-    """
-    flat = tensor.detach().reshape(-1)
-    plain = weighted = 0
-    for start in range(0, len(flat), _CHUNK):
-        part = flat[start : start + _CHUNK]
-        bits = part.float().view(torch.int32).long() if part.is_floating_point() else part.long()
-        place = torch.arange(start, start + len(bits), device=bits.device) % 1_000_003 + 1
-        plain += int(bits.sum())
-        weighted += int((bits * place).sum())
-    return plain % 2**64, weighted % 2**64
 
 
 def _processor_chat_template(name: str) -> str | None:

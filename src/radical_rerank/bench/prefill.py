@@ -16,7 +16,7 @@ import torch
 
 from radical_rerank.backbones import ImageFeatures, layout_of
 from radical_rerank.backbones.families import Block, decoder_shape, family_of
-from radical_rerank.backbones.probe import last_row_only
+from radical_rerank.backbones.last_row import last_row_only
 from radical_rerank.backbones.tiny import bench_model
 from radical_rerank.bench.memory import PeakMemory
 from radical_rerank.bench.timing import Ratio, lockstep
@@ -223,7 +223,7 @@ def run_prefill(
 
     def one_row(bench: Bench) -> None:
         pruned = pruners[first].on(bench.model, bench.layout, [bench.signals])
-        with pruned, last_row_only(bench.decoder.layers):
+        with pruned, last_row_only(bench.model):
             bench.forward()
 
     counts = {pair: bench.counts(pruner) for pair, pruner in pruners.items()}

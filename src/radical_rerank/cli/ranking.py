@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -63,7 +64,13 @@ def rank(
         say(f"skipped: {skipped.reason}")
     if as_json:
         results = [
-            {"rank": place, "index": result.index, "score": result.score, "image": str(result.document)}
+            {
+                "rank": place,
+                "index": result.index,
+                "score": result.score,
+                "probability": result.probability,
+                "image": str(result.document),
+            }
             for place, result in enumerate(ranking, start=1)
         ]
         print_json(
@@ -74,6 +81,7 @@ def rank(
                 "results": results,
                 "skipped": [{"index": s.index, "reason": s.reason} for s in ranking.skipped],
                 "repairs": ranking.repairs,
+                "totals": asdict(ranking.totals),
                 "pruning": [report.to_dict() for report in ranking.reports],
             }
         )
@@ -86,13 +94,13 @@ def rank(
     console.print(table)
     if ranking.repairs:
         console.print(f"the written order had to be mended {ranking.repairs} times")
-    report = ranking.report
-    if report is not None:
-        seconds = sum(sum(r.seconds.values()) for r in ranking.reports)
+    totals = ranking.totals
+    if totals.prompts:
+        prompts = f"{totals.prompts} prompts, " if totals.prompts > 1 else ""
         console.print(
-            f"{report.visual_tokens} visual tokens, {report.visual_tokens_left} at the end; "
-            f"{report.flops_saved:.0%} of the decoder's FLOPs and {report.kv_saved:.0%} of its KV cache "
-            f"saved; {seconds:.2f} s"
+            f"{prompts}{totals.visual_tokens} visual tokens, {totals.visual_tokens_left} at the end; "
+            f"{totals.flops_saved:.0%} of the decoder's FLOPs and {totals.kv_saved:.0%} of its KV cache "
+            f"saved; {sum(totals.seconds.values()):.2f} s"
         )
 
 
@@ -121,7 +129,7 @@ def calibrate(
     wanted = list(_read_lists(Path(lists))) if lists else None
     backbone = Backbone.from_pretrained(model, device=device, dtype=dtype)
     profile = measure(backbone, wanted, say=say)
-    path = profile.save(out or Profile.cache_path(backbone.name))
+    path = profile.save(out or Profile.cache_path(backbone.identity))
     schedule = alpha_maximin(profile.layers, profile.alpha, stages, gap=gap)
     say(f"saved to {path}")
     if as_json:

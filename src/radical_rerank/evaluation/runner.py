@@ -97,7 +97,7 @@ class Runner:
                 raise type(error)(f"{data.name}, query {task.id}, {cell.name}: {error}") from error
             names = [order[i] for i in ranking.order]
             found = measure({task.id: names}, {task.id: task.relevant})[task.id]
-            reports = ranking.reports
+            totals = ranking.totals
             yield {
                 "dataset": data.name,
                 "query": task.text,
@@ -108,14 +108,14 @@ class Runner:
                 "in_pool": any(name in task.relevant for name in work.candidates),
                 "measures": found,
                 "candidates": len(work.candidates),
-                "tokens": sum(report.tokens for report in reports),
-                "visual_tokens": sum(report.visual_tokens for report in reports),
-                "visual_tokens_left": sum(report.visual_tokens_left for report in reports),
-                "average_tokens": sum(report.average_tokens for report in reports),
-                "flops_saved": _weighted([(r.flops_saved, r.tokens) for r in reports]),
-                "kv_saved": _weighted([(r.kv_saved, r.tokens) for r in reports]),
+                "tokens": totals.tokens,
+                "visual_tokens": totals.visual_tokens,
+                "visual_tokens_left": totals.visual_tokens_left,
+                "average_tokens": totals.average_tokens,
+                "flops_saved": totals.flops_saved,
+                "kv_saved": totals.kv_saved,
                 "repairs": ranking.repairs,
-                "seconds": _summed([report.seconds for report in reports]),
+                "seconds": {part: round(spent, 6) for part, spent in totals.seconds.items()},
                 **self.provenance,
             }
 
@@ -199,16 +199,3 @@ def _candidates(data: Dataset, task: Task, pools: Pools | None) -> Sequence[str]
     if len(set(candidates)) < len(candidates):
         raise InputError(f"the pool of query {task.id} names a picture twice")
     return candidates
-
-
-def _weighted(pairs: Sequence[tuple[float, int]]) -> float:
-    total = sum(weight for _, weight in pairs)
-    return sum(value * weight for value, weight in pairs) / total if total else 0.0
-
-
-def _summed(parts: Sequence[dict[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for part in parts:
-        for name, seconds in part.items():
-            total[name] = round(total.get(name, 0.0) + seconds, 6)
-    return total

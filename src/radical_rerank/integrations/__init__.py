@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
-
-from radical_rerank.reranking import RankedDocument
-
-
-def probability(result: RankedDocument) -> float:
-    """A result's score as a probability among its list's candidates, in [0, 1]."""
-    return math.exp(min(0.0, result.score))
 
 
 def lmms_manifest() -> Any:

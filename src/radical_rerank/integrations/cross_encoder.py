@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from radical_rerank.files import EMBEDDED
-from radical_rerank.integrations import probability
 from radical_rerank.reranking import Reranker
 
 
@@ -35,7 +34,7 @@ class ImageCrossEncoder:
         return [
             {
                 "corpus_id": result.index,
-                "score": probability(result),
+                "score": result.probability,
                 **({"image": result.document} if return_documents else {}),
             }
             for result in ranking
@@ -60,7 +59,7 @@ class ImageCrossEncoder:
         rankings = self.reranker.rank_many(lists, progress=bool(show_progress_bar))
         for own, ranking in zip(places.values(), rankings, strict=True):
             for result in ranking:
-                scores[own[result.index]] = probability(result)
+                scores[own[result.index]] = result.probability
         return scores
 
 

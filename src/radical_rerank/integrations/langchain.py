@@ -9,7 +9,6 @@ from langchain_core.callbacks import Callbacks
 from langchain_core.documents import BaseDocumentCompressor, Document
 from pydantic import ConfigDict
 
-from radical_rerank.integrations import probability
 from radical_rerank.reranking import Reranker
 
 
@@ -33,7 +32,7 @@ class RadicalCompressor(BaseDocumentCompressor):
         return [
             documents[result.index].model_copy(
                 update={
-                    "metadata": {**documents[result.index].metadata, "relevance_score": probability(result)}
+                    "metadata": {**documents[result.index].metadata, "relevance_score": result.probability}
                 }
             )
             for result in self.reranker.rank(query, pictures, top_k=self.top_n)

@@ -8,7 +8,6 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import ImageNode, NodeWithScore, QueryBundle
 
 from radical_rerank.errors import InputError
-from radical_rerank.integrations import probability
 from radical_rerank.reranking import Reranker
 
 
@@ -30,7 +29,7 @@ class RadicalPostprocessor(BaseNodePostprocessor):
             raise InputError("reranking needs the query: pass query_bundle or query_str")
         pictures = [_picture(node, number) for number, node in enumerate(nodes)]
         return [
-            NodeWithScore(node=nodes[result.index].node, score=probability(result))
+            NodeWithScore(node=nodes[result.index].node, score=result.probability)
             for result in self.reranker.rank(query_bundle.query_str, pictures, top_k=self.top_n)
         ]
 

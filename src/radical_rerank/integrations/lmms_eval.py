@@ -38,8 +38,8 @@ class RadicalLmms(lmms):
         self.backbone = backbone or Backbone.from_pretrained(pretrained, device=device)
         self.max_image_tokens = int(max_image_tokens)
         self.pruner = build(method, keep=float(keep), **options)
-        if isinstance(self.pruner, RaDiCal) and self.pruner.needs_profile and self.pruner.calibration is None:
-            self.pruner = replace(self.pruner, calibration=profile_of(self.backbone))
+        if self.pruner.needs_profile:
+            self.pruner = self.pruner.with_profile(profile_of(self.backbone))
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         answers = []

@@ -11,7 +11,6 @@ from rerankers.results import RankedResults, Result
 
 from radical_rerank.errors import InputError
 from radical_rerank.files import EMBEDDED
-from radical_rerank.integrations import probability
 from radical_rerank.reranking import Reranker
 
 
@@ -56,7 +55,7 @@ class RadicalRanker(BaseRanker):
             documents.append(doc)
         ranking = self.reranker.rank(query, [_picture(doc, i) for i, doc in enumerate(documents)])
         results = [
-            Result(document=documents[result.index], score=probability(result), rank=place + 1)
+            Result(document=documents[result.index], score=result.probability, rank=place + 1)
             for place, result in enumerate(ranking)
         ]
         return RankedResults(results=results, query=query, has_scores=True)

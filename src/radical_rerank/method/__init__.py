@@ -14,6 +14,7 @@ from radical_rerank.method.what import (
     exact_uniqueness,
     min_max,
     query_relevance,
+    ranks,
     saliency,
 )
 from radical_rerank.method.when import (
@@ -42,6 +43,7 @@ __all__ = [
     "min_max",
     "normalized_entropy",
     "query_relevance",
+    "ranks",
     "saliency",
     "saving",
     "text_averaged",

@@ -41,12 +41,13 @@ def exact_uniqueness(tokens: Tensor, candidate_of: Tensor) -> Tensor:
     return unique
 
 
-def query_relevance(tokens: Tensor, query: Tensor) -> Tensor:
+def query_relevance(tokens: Tensor, query: Tensor, *, signed: bool = False) -> Tensor:
     """QRel(t, q) = max(cos(t, q_emb), 0).
 
-    tokens: (V, d), query: (d,) -> (V,) in [0, 1].
+    tokens: (V, d), query: (d,) -> (V,) in [0, 1]. signed: the cosine itself, in [-1, 1].
     """
-    return _cosines(tokens, query).clamp(min=0)
+    cosine = _cosines(tokens, query)
+    return cosine if signed else cosine.clamp(min=0)
 
 
 def _cosines(tokens: Tensor, direction: Tensor) -> Tensor:
@@ -57,14 +58,15 @@ def _cosines(tokens: Tensor, direction: Tensor) -> Tensor:
 
 
 def discriminative_importance(
-    tokens: Tensor, query: Tensor, candidate_of: Tensor, *, exact: bool = False
+    tokens: Tensor, query: Tensor, candidate_of: Tensor, *, exact: bool = False, signed: bool = False
 ) -> Tensor:
     """DTI(t) ∝ CCU(t) · QRel(t, q): fits the query *and* sets its candidate apart.
 
-    tokens: (V, d), query: (d,), candidate_of: (V,) -> (V,), not yet normalised.
+    tokens: (V, d), query: (d,), candidate_of: (V,) -> (V,), not yet normalised. signed: with the cosine
+    itself for QRel, so that tokens which do not fit are told apart as well.
     """
     unique = exact_uniqueness(tokens, candidate_of) if exact else candidate_uniqueness(tokens)
-    return unique * query_relevance(tokens, query)
+    return unique * query_relevance(tokens, query, signed=signed)
 
 
 def attention_information(p: Tensor) -> Tensor:
@@ -81,6 +83,11 @@ def min_max(x: Tensor) -> Tensor:
         return x
     low, high = x.aminmax()
     return (x - low) / (high - low).clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def ranks(x: Tensor) -> Tensor:
+    """(n,) -> (n,) in [0, 1]: the rank of each value among the distinct ones, the highest 1."""
+    return min_max(x.unique(return_inverse=True)[1].float())
 
 
 def saliency(information: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ def text_averaged(attention: Tensor) -> Tensor:
     Rows that see no visual token do not count; if no row sees any, p is uniform.
     """
     mass = attention.sum(dim=-1)
-    seen = mass > 0
+    seen = mass >= torch.finfo(mass.dtype).tiny  # below it, 1 / mass overflows
     weight = torch.where(seen, 1 / mass, 0) / seen.sum().clamp(min=1)
     uniform = attention.new_full(attention.shape[-1:], 1 / max(attention.shape[-1], 1))
     return torch.where(seen.any(), weight @ attention, uniform)

@@ -21,7 +21,7 @@ from radical_rerank.pruning.dense import Dense
 from radical_rerank.pruning.dynres import DynResDTI, DynResQRel
 from radical_rerank.pruning.fastv import FastV
 from radical_rerank.pruning.lowres import LowRes
-from radical_rerank.pruning.profile import Profile
+from radical_rerank.pruning.profile import ModelIdentity, Profile
 from radical_rerank.pruning.pyramiddrop import PyramidDrop
 from radical_rerank.pruning.radical import RaDiCal
 from radical_rerank.pruning.random import Random
@@ -64,6 +64,7 @@ __all__ = [
     "Look",
     "LowRes",
     "Merge",
+    "ModelIdentity",
     "Profile",
     "Pruner",
     "PruningRun",

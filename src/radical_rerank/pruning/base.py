@@ -18,6 +18,7 @@ from torch import Tensor
 
 from radical_rerank.errors import InputError, LayoutError
 from radical_rerank.method import top_k
+from radical_rerank.pruning.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,12 @@ class Layout:
             raise LayoutError("no text follows the last candidate, so no row can judge the images")
         if not self.query:
             raise LayoutError("the layout names no query tokens")
-        if taken & set(self.positions.tolist()):
+        images = set(self.positions.tolist())
+        if taken & images:
             raise LayoutError("a protected token lies inside a candidate")
+        shown = [p for p in (*self.query, *self.rows) if p in images or p in taken]
+        if shown:
+            raise LayoutError(f"position {shown[0]} is an image's, not the query's or a text row's")
         beyond = [p for p in (*self.query, *self.rows, end - 1, *taken) if not 0 <= p < self.length]
         if beyond and self.candidates:
             raise LayoutError(f"position {beyond[0]} lies outside a prompt of {self.length} tokens")
@@ -249,8 +254,13 @@ class Pruner:
             return torch.arange(len(view.alive), device=view.alive.device)
         return top_k(self.score(view), count)
 
-    def prepared(self, model: Any) -> Pruner:
-        """This method with what it needs to know of the model."""
+    @property
+    def needs_profile(self) -> bool:
+        """Whether the model's trust profile is still to be given, by `with_profile`."""
+        return False
+
+    def with_profile(self, profile: Profile) -> Pruner:
+        """This method for the model of this profile."""
         return self
 
     def on(
@@ -267,7 +277,7 @@ class Pruner:
         if Pruner.engine is None:
             raise RuntimeError("no engine: import radical_rerank.backbones")
         layouts = [layout] if isinstance(layout, Layout) else list(layout)
-        return Pruner.engine(self.prepared(model), model, layouts, signals)
+        return Pruner.engine(self, model, layouts, signals)
 
 
 def scaled(layer: int, num_layers: int, reference: int = 36) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
@@ -14,18 +16,30 @@ import torch
 
 from radical_rerank.errors import CalibrationError
 from radical_rerank.files import model_folder, replacing
-from radical_rerank.method import trust
+from radical_rerank.method import DecoderShape, trust
 
 FILE_NAME = "radical_profile.json"
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What a model is called, and what it is.
+
+    fingerprint: a digest of its configuration and of all its weights
+    """
+
+    name: str
+    fingerprint: str
+    shape: DecoderShape
 
 
 @dataclass(frozen=True)
 class Profile:
     """H_norm and α of a model's layers.
 
-    A published profile may cover only some layers and carry no H_norm; a measured one has all of
-    them. Profiles are found by the model's name: first those that ship with the package, then a
-    `radical_profile.json` in the model's own folder, then the user's cache.
+    A measured profile has all layers and the fingerprint of the model that it was measured on: it serves
+    that model alone. A published one may cover only some layers and carry no H_norm; it serves models of its
+    name whose decoder has its shape.
     """
 
     model: str
@@ -35,29 +49,36 @@ class Profile:
     h_min: float | None = None
     lists: int = 0
     source: str = ""
+    fingerprint: str | None = None
+    shape: DecoderShape | None = None
 
     def __post_init__(self) -> None:
         if not self.layers or len(self.layers) != len(self.alpha):
             raise CalibrationError(f"profile of {self.model}: one alpha per layer is needed")
         if list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
             raise CalibrationError(f"profile of {self.model}: layers must ascend without repeats")
-        if not all(0 <= a <= 1 for a in self.alpha):
+        if not all(0 <= a <= 1 for a in self.alpha) or not all(map(math.isfinite, self.h_norm or ())):
             raise CalibrationError(f"profile of {self.model}: every alpha must lie in [0, 1]")
 
     @classmethod
-    def measured(cls, model: str, h_norm: Sequence[float], lists: int, source: str) -> Profile:
+    def measured(
+        cls, model: str, h_norm: Sequence[float], lists: int, source: str, fingerprint: str | None = None
+    ) -> Profile:
         """From H_norm of every layer: H_min is its minimum, α(l) = (H_norm(l) − H_min) / (1 − H_min)."""
         alpha = trust(torch.tensor(h_norm, dtype=torch.float64)).tolist()
         layers = tuple(range(len(h_norm)))
-        return cls(model, layers, tuple(alpha), tuple(h_norm), min(h_norm), lists, source)
+        return cls(model, layers, tuple(alpha), tuple(h_norm), min(h_norm), lists, source, fingerprint)
 
     def alpha_at(self, layer: int) -> float:
         if layer not in self.layers:
             raise CalibrationError(f"the profile of {self.model} says nothing about layer {layer}")
         return self.alpha[self.layers.index(layer)]
 
+    def knows_all(self, num_layers: int) -> bool:
+        return self.layers == tuple(range(num_layers))
+
     def checked(self, num_layers: int) -> Profile:
-        """This profile, if it fits a decoder of so many layers."""
+        """This profile, if it fits a decoder of this many layers."""
         if self.layers[-1] >= num_layers:
             raise CalibrationError(
                 f"the profile of {self.model} speaks of layer {self.layers[-1]}, "
@@ -87,36 +108,41 @@ class Profile:
             raise ValueError("not a JSON object")
         for name in ("layers", "alpha", "h_norm"):
             data[name] = tuple(data[name]) if data.get(name) is not None else None
+        if data.get("shape") is not None:
+            data["shape"] = DecoderShape(**data["shape"])
         return cls(**data)
 
     @classmethod
-    def find(cls, model: str) -> Profile | None:
-        """The profile of this model, or None."""
-        folder = resources.files("radical_rerank.pruning") / "profiles"
-        for entry in sorted(folder.iterdir(), key=lambda file: file.name):
-            profile = cls._parse(entry.read_text(encoding="utf-8"))
-            if profile.model == model:
+    def find(cls, model: str | ModelIdentity) -> Profile | None:
+        """The profile of this model, or None.
+
+        What was measured on this very model comes first: in the user's cache, then in the model's own folder.
+        Then the published profile of its name. A name alone finds only that.
+        """
+        if isinstance(model, str):
+            return next((profile for profile in published() if profile.model == model), None)
+        for path in (cls.cache_path(model), model_folder(model.name) / FILE_NAME if model.name else None):
+            if path is None or not path.is_file():
+                continue
+            profile = cls.load(path)
+            if profile.fingerprint == model.fingerprint:
                 return profile
-        for path in (model_folder(model) / FILE_NAME if model else None, cls.cache_path(model)):
-            if path is not None and path.is_file():
-                return cls.load(path)
-        return None
+            warnings.warn(f"{path} was measured on another model than {model.name}: not used", stacklevel=2)
+        return next((p for p in published() if (p.model, p.shape) == (model.name, model.shape)), None)
 
     @staticmethod
-    def cache_path(model: str) -> Path:
-        """Where a measured profile of this model is kept.
-
-        RADICAL_CACHE, or XDG_CACHE_HOME, or ~/.cache. A model in a local folder is known by the
-        folder's weights as well, so that training it again outdates its profile.
-        """
+    def cache_path(model: ModelIdentity) -> Path:
+        """Where a measured profile is kept: under RADICAL_CACHE, or XDG_CACHE_HOME, or ~/.cache."""
         root = os.environ.get("RADICAL_CACHE")
         base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        state = model
-        folder = model_folder(model)
-        if model and folder.is_dir():
-            files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
-            stats = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files if f.is_file()]
-            state = f"{folder.resolve()} {stats}"
-        digest = hashlib.sha256(state.encode()).hexdigest()[:12]
-        stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in folder.name or "model")
-        return (base if root else base / "radical-rerank") / "profiles" / f"{stem}-{digest}.json"
+        stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(model.name).name or "model")
+        folder = (base if root else base / "radical-rerank") / "profiles"
+        return folder / f"{stem}-{model.fingerprint}.json"
+
+
+@lru_cache(maxsize=1)
+def published() -> tuple[Profile, ...]:
+    """The profiles that ship with the package."""
+    folder = resources.files("radical_rerank.pruning") / "profiles"
+    entries = sorted(folder.iterdir(), key=lambda file: file.name)
+    return tuple(Profile._parse(entry.read_text(encoding="utf-8")) for entry in entries)

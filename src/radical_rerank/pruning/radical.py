@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from radical_rerank.method import (
     keep_ratio,
     min_max,
     query_relevance,
+    ranks,
     saliency,
     text_averaged,
     top_k,
@@ -92,15 +94,12 @@ class RaDiCal(Pruner):
         if self.layers < 1 or self.gap < 1:
             raise InputError(f"layers and gap must be at least 1, not {self.layers} and {self.gap}")
 
-    def prepared(self, model: Any) -> Pruner:
-        if self.calibration is None and self.needs_profile:
-            name = getattr(getattr(model, "config", None), "_name_or_path", "")
-            return replace(self, calibration=Profile.find(name))
-        return self
-
     @property
     def needs_profile(self) -> bool:
-        return self.schedule is None or self.alpha is None
+        return self.calibration is None and (self.schedule is None or self.alpha is None)
+
+    def with_profile(self, profile: Profile) -> RaDiCal:
+        return replace(self, calibration=profile)
 
     def stages(self, num_layers: int) -> list[Stage]:
         chosen = self.schedule
@@ -108,32 +107,59 @@ class RaDiCal(Pruner):
             if self.calibration is None:
                 raise CalibrationError("RaDiCal needs the model's trust profile: pass calibration=")
             profile = self.calibration.checked(num_layers)
+            self._check_known(profile, num_layers)
             choose = STRATEGIES[self.strategy]
             chosen = choose(profile.layers, profile.alpha, self.layers, gap=self.gap, seed=self.seed)
         keep = keep_ratio(self.keep, len(chosen))
         return [Stage(layer, keep) for layer in sorted(chosen)]
 
+    def _check_known(self, profile: Profile, num_layers: int) -> None:
+        """A published profile names the layers that its schedule was chosen by, not all of them."""
+        if profile.knows_all(num_layers):
+            return
+        known = f"the profile of {profile.model} knows {len(profile.layers)} of {num_layers} layers"
+        if self.strategy not in ("alpha_maximin", "deep_only"):
+            raise CalibrationError(
+                f"the strategy {self.strategy!r} needs α of every layer, but {known}: "
+                "measure the model with `radical calibrate`"
+            )
+        if (self.layers, self.gap) != (4, 2):
+            warnings.warn(
+                f"{known}, those of its published schedule of 4 layers 2 apart; with {self.layers} layers "
+                f"{self.gap} apart, measure the model with `radical calibrate`",
+                stacklevel=3,
+            )
+
     def score(self, view: StageView) -> Tensor:
-        return self._signals(view)[0]
+        return self._scores(view)[0]
 
     def select(self, view: StageView, count: int) -> Tensor | Merge:
         if count >= len(view.alive):
             return super().select(view, count)
-        # Attention below the uniform baseline carries no information, so many tokens score the same:
-        # the prior tells them apart, then the attention itself.
-        score, *ties = self._signals(view)
-        return top_k(score, count, ties)
+        score, tie = self._scores(view)
+        return top_k(score, count, [tie])
 
-    def _signals(self, view: StageView) -> list[Tensor]:
-        """(n,) each: the fused score, the prior d̂ and, where it has a say, the attention p."""
+    def _scores(self, view: StageView) -> tuple[Tensor, Tensor]:
+        """(n,) each: the fused score f, and what tells equal scores apart.
+
+        Both channels are cut at zero: AttentionInfo where attention is below uniform, QRel where the cosine
+        is negative. Tokens below both cuts tie, often most of them. There the channels go on uncut, under
+        the same trust and by rank, since they share no scale: α · rank of the signed prior + (1 − α) · rank
+        of attention. At α = 0 the prior has no say in either, at α = 1 attention has none.
+        """
         alpha = self.alpha if self.alpha is not None else self._trust_at(view.layer)
         view.note(alpha=alpha)
-        prior = self._prior(view)
         if alpha == 1:
-            return [prior]
+            signed = self._prior(view)
+            return min_max(signed.clamp(min=0))[view.alive], signed[view.alive]
         p = text_averaged(view.attention())
         salience = saliency(attention_information(p)) if self.saliency == "information" else min_max(p)
-        return [FUSIONS[self.fusion](prior, salience, alpha), prior, p]
+        if alpha == 0:
+            return salience, p
+        signed = self._prior(view)
+        prior = min_max(signed.clamp(min=0))[view.alive]
+        tie = arithmetic_fusion(ranks(signed[view.alive]), ranks(p), alpha)
+        return FUSIONS[self.fusion](prior, salience, alpha), tie
 
     def _trust_at(self, layer: int) -> float:
         if self.calibration is None:
@@ -141,21 +167,17 @@ class RaDiCal(Pruner):
         return self.calibration.alpha_at(layer)
 
     def _prior(self, view: StageView) -> Tensor:
-        """(n,) d̂ of the alive tokens: normalised once over all V, then reused at every stage."""
+        """(V,) the prior of all tokens, signed where it is cut at zero. Made once, reused at every stage."""
         if self.prior == "random":
             seed = hash((self.seed, view.key, view.layer)) & 0x7FFFFFFF
             draw = torch.Generator().manual_seed(seed)
-            return torch.rand(len(view.alive), generator=draw).to(view.alive.device)
-        return view.once("prior", lambda: min_max(self._raw_prior(view)))[view.alive]
+            return torch.rand(len(view.candidate_of), generator=draw).to(view.alive.device)
+        return view.once("prior", lambda: self._signed_prior(view))
 
-    def _raw_prior(self, view: StageView) -> Tensor:
-        exact = self.uniqueness == "exact"
+    def _signed_prior(self, view: StageView) -> Tensor:
+        vision, query, exact = view.vision, view.query_embedding, self.uniqueness == "exact"
         if self.prior == "relevance":
-            return query_relevance(view.vision, view.query_embedding)
+            return query_relevance(vision, query, signed=True)
         if self.prior == "uniqueness":
-            return (
-                exact_uniqueness(view.vision, view.candidate_of)
-                if exact
-                else candidate_uniqueness(view.vision)
-            )
-        return discriminative_importance(view.vision, view.query_embedding, view.candidate_of, exact=exact)
+            return exact_uniqueness(vision, view.candidate_of) if exact else candidate_uniqueness(vision)
+        return discriminative_importance(vision, query, view.candidate_of, exact=exact, signed=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from threading import Lock
+from typing import Any
 
 from PIL import Image
 
@@ -29,6 +30,9 @@ class VisionCache:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return VisionCache, (self.max_bytes,)  # a copy elsewhere starts empty
 
     def get(self, key: str) -> ImageFeatures | None:
         with self._lock:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.errors import CalibrationError
+from radical_rerank.errors import CalibrationError, ScoringError
 from radical_rerank.method import normalized_entropy, text_averaged
 from radical_rerank.pruning import Profile, Pruner, Stage, StageView
 from radical_rerank.reranking.images import Document, load_image
@@ -65,24 +65,26 @@ def calibrate(
         if say is not None:
             say(f"calibrating {backbone.name}: list {count}{total}")
         images = [load_image(document, name=f"document {i}") for i, document in enumerate(documents)]
-        _measure(backbone, template, probe, query, images, max_image_tokens)
+        try:
+            _measure(backbone, template, probe, query, images, max_image_tokens)
+        except ScoringError as error:
+            raise CalibrationError(f"{backbone.name} cannot be calibrated: {error}") from None
     if not count:
         raise CalibrationError("calibration needs at least one list")
     h_norm = [sum(values) / len(values) for values in probe.h_norm]
-    if not all(h == h for h in h_norm):
-        raise CalibrationError(f"{backbone.name} gave attention that is not finite")
-    return Profile.measured(backbone.name, h_norm, count, source)
+    return Profile.measured(backbone.name, h_norm, count, source, backbone.fingerprint)
 
 
 def profile_of(model: Any, *, say: Callable[[str], None] | None = None) -> Profile:
     """The trust profile of a Reranker's or Backbone's model: a known one, or measured now and kept."""
-    name = getattr(model, "backbone", model).name
-    profile = Profile.find(name)
+    identity = getattr(model, "backbone", model).identity
+    name = identity.name or "this model"
+    profile = Profile.find(identity)
     if profile is None:
         tell = say or (lambda line: None)
         tell(f"no trust profile of {name} is known: measuring one (once)")
         profile = calibrate(model, say=say)
-        tell(f"saved the trust profile of {name} to {profile.save(Profile.cache_path(name))}")
+        tell(f"saved the trust profile of {name} to {profile.save(Profile.cache_path(identity))}")
     return profile
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -163,7 +164,19 @@ def _chat(tokenizer: Any, system: str, body: str) -> str:
         return system + body
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": body})
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
+    answer = text.rpartition(body)[2]
+    if answer.rfind("<think>") > answer.rfind("</think>"):
+        # The first word would be a thought, and no identifier.
+        warnings.warn(
+            "the model's chat template makes it think before it answers; the thought is closed before it "
+            "begins, use a model that answers at once",
+            stacklevel=2,
+        )
+        text = text.rstrip() + "\n\n</think>\n\n"
+    return text
 
 
 @lru_cache(maxsize=1024)

@@ -47,8 +47,10 @@ class PruningReport:
     visual_tokens_entering: int
     stages: list[StageReport]
     tokens_per_layer: list[int]
-    flops_saved: float
-    kv_saved: float
+    macs: int
+    macs_dense: int
+    kv_bytes: int
+    kv_bytes_dense: int
     seconds: dict[str, float]
     candidates: list[int]
     blocks: list[list[Block]] = field(repr=False)
@@ -62,6 +64,14 @@ class PruningReport:
         """Tokens per layer, text included, mean over layers."""
         return sum(self.tokens_per_layer) / max(1, len(self.tokens_per_layer))
 
+    @property
+    def flops_saved(self) -> float:
+        return saving(self.macs, self.macs_dense)
+
+    @property
+    def kv_saved(self) -> float:
+        return saving(self.kv_bytes, self.kv_bytes_dense)
+
     def to_dict(self, *, survivors: bool = False) -> dict[str, Any]:
         """JSON-ready. The survivors and their places only if asked for: they are long."""
         data = asdict(self)
@@ -69,7 +79,39 @@ class PruningReport:
             data.pop("blocks")
             for stage in data["stages"]:
                 stage.pop("survivors")
-        return data | {"visual_tokens_left": self.visual_tokens_left, "average_tokens": self.average_tokens}
+        derived = ("visual_tokens_left", "average_tokens", "flops_saved", "kv_saved")
+        return data | {name: getattr(self, name) for name in derived}
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What all prompts of one ranking took together: a list longer than a window takes several."""
+
+    prompts: int
+    tokens: int
+    visual_tokens: int
+    visual_tokens_left: int
+    average_tokens: float
+    flops_saved: float
+    kv_saved: float
+    seconds: dict[str, float]
+
+    @classmethod
+    def of(cls, reports: Sequence[PruningReport]) -> Totals:
+        seconds: dict[str, float] = {}
+        for report in reports:
+            for part, spent in report.seconds.items():
+                seconds[part] = seconds.get(part, 0.0) + spent
+        return cls(
+            prompts=len(reports),
+            tokens=sum(report.tokens for report in reports),
+            visual_tokens=sum(report.visual_tokens for report in reports),
+            visual_tokens_left=sum(report.visual_tokens_left for report in reports),
+            average_tokens=sum(report.average_tokens for report in reports),
+            flops_saved=saving(sum(r.macs for r in reports), sum(r.macs_dense for r in reports)),
+            kv_saved=saving(sum(r.kv_bytes for r in reports), sum(r.kv_bytes_dense for r in reports)),
+            seconds=seconds,
+        )
 
 
 def make_report(
@@ -98,8 +140,10 @@ def make_report(
         visual_tokens_entering=visual,
         stages=[_stage(record, layout) for record in records],
         tokens_per_layer=counts,
-        flops_saved=saving(macs(counts, shape), macs(dense, shape)),
-        kv_saved=saving(kv_bytes(counts, shape), kv_bytes(dense, shape)),
+        macs=macs(counts, shape),
+        macs_dense=macs(dense, shape),
+        kv_bytes=kv_bytes(counts, shape),
+        kv_bytes_dense=kv_bytes(dense, shape),
         seconds=seconds,
         candidates=list(candidates),
         blocks=[list(b) for b in blocks],

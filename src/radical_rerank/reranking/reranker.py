@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,7 +35,7 @@ from radical_rerank.reranking.prompt import (
     build_prompt,
     unknown_words,
 )
-from radical_rerank.reranking.report import PruningReport, make_report
+from radical_rerank.reranking.report import PruningReport, Totals, make_report
 from radical_rerank.reranking.scorers import (
     SCORERS,
     identifier_scores,
@@ -57,11 +60,20 @@ class Query:
 
 @dataclass(frozen=True)
 class RankedDocument:
-    """One document of a ranking. `index` is its number in the list that was passed."""
+    """One document of a ranking.
+
+    index: its number in the list that was passed
+    score: the log of its probability among the candidates of its list, at most 0
+    """
 
     index: int
     score: float
     document: Document
+
+    @property
+    def probability(self) -> float:
+        """exp(score), in [0, 1]. In lists longer than a window, comparable only by order."""
+        return math.exp(self.score)
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,11 @@ class Ranking(Sequence[RankedDocument]):
         return self.reports[-1] if self.reports else None
 
     @property
+    def totals(self) -> Totals:
+        """What all prompts took together."""
+        return Totals.of(self.reports)
+
+    @property
     def order(self) -> list[int]:
         return [result.index for result in self.results]
 
@@ -124,6 +141,9 @@ class _Scored:
 
 class Reranker:
     """Ranks images for a query with a vision-language model, listwise, in one forward pass.
+
+    Threads may share one: their calls take turns at the model. It can be pickled, without what its cache
+    holds. A forked process cannot use it.
 
     >>> reranker = Reranker.from_pretrained("Qwen/Qwen3-VL-4B-Instruct", method="radical", keep=0.2)
     >>> ranking = reranker.rank("a dog catching a red frisbee", images, top_k=5)
@@ -186,8 +206,7 @@ class Reranker:
         self.max_image_tokens, self.max_pixels = max_image_tokens, max_pixels
         self.max_new_tokens = max_new_tokens
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
-        self._say = say or (lambda line: None)
-        self._ready = False
+        self._say = say
 
     @classmethod
     def from_pretrained(
@@ -216,7 +235,7 @@ class Reranker:
     def rank(
         self,
         query: str | Query,
-        documents: Sequence[Document],
+        documents: Iterable[Document],
         *,
         top_k: int | None = None,
         reference: Document | None = None,
@@ -236,7 +255,7 @@ class Reranker:
 
     def rank_many(
         self,
-        lists: Iterable[tuple[str | Query, Sequence[Document]]],
+        lists: Iterable[tuple[str | Query, Iterable[Document]]],
         *,
         top_k: int | None = None,
         batch_size: int = 1,
@@ -250,15 +269,14 @@ class Reranker:
         """
         if on_error not in ("raise", "skip"):
             raise InputError(f'on_error must be "raise" or "skip", not {on_error!r}')
-        if top_k is not None and top_k < 1:
-            raise InputError(f"top_k must be at least 1, not {top_k}")
-        if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, not {batch_size}")
+        if top_k is not None:
+            _check_count("top_k", top_k)
+        _check_count("batch_size", batch_size)
         return self._rank_many(lists, top_k, batch_size, on_error, progress)
 
     def _rank_many(
         self,
-        lists: Iterable[tuple[str | Query, Sequence[Document]]],
+        lists: Iterable[tuple[str | Query, Iterable[Document]]],
         top_k: int | None,
         batch_size: int,
         on_error: OnError,
@@ -267,7 +285,7 @@ class Reranker:
         total = len(lists) if isinstance(lists, Sequence) else None
         with _progress_bar(progress, total) as advance:
             remaining = iter(lists)
-            while batch := list(islice(remaining, batch_size)):
+            while batch := [(q, _listed(d)) for q, d in islice(remaining, batch_size)]:
                 loaded = [self._load(query, documents, on_error) for query, documents in batch]
                 # Lists that fit a window run together; longer ones take several passes of their own.
                 short = [i for i, (work, _) in enumerate(loaded) if 1 < len(work.images) <= self.window]
@@ -284,8 +302,6 @@ class Reranker:
         query = query if isinstance(query, Query) else Query(query)
         if not isinstance(query.text, str) or not query.text.strip():
             raise InputError(f"the query is empty: {query.text!r}")
-        if isinstance(documents, (str, bytes)):
-            raise InputError("documents must be a list of images, not a single one")
         reference = None
         if query.reference is not None:
             reference = load_image(query.reference, name="the reference image", max_pixels=self.max_pixels)
@@ -307,7 +323,8 @@ class Reranker:
 
     def _warn_of_other_worlds(self, work: _List) -> None:
         """The embedded model's world is closed: say so where a query or a picture is not of it."""
-        unknown = unknown_words(self.backbone, work.text)
+        with self.backbone.exclusive():
+            unknown = unknown_words(self.backbone, work.text)
         if unknown:
             warnings.warn(
                 f"the model does not know the words {', '.join(map(repr, unknown))} of {work.text!r}",
@@ -356,6 +373,10 @@ class Reranker:
     def _score(self, lists: Sequence[_List]) -> list[_Scored]:
         if not lists:
             return []
+        with self.backbone.exclusive():
+            return self._score_batch(lists)
+
+    def _score_batch(self, lists: Sequence[_List]) -> list[_Scored]:
         self.prepare()
         clock = _Clock(len(lists))
         limits = [[self.max_image_tokens] * len(work.images) for work in lists]
@@ -522,11 +543,22 @@ class Reranker:
 
     def prepare(self) -> None:
         """Find the model's trust profile where the method needs it, or measure it now and keep it."""
-        if self._ready or not isinstance(self.pruner, RaDiCal) or not self.pruner.needs_profile:
-            return
-        if self.pruner.calibration is None:
-            self.pruner = replace(self.pruner, calibration=profile_of(self, say=self._say))
-        self._ready = True
+        if self.pruner.needs_profile:
+            self.pruner = self.pruner.with_profile(profile_of(self, say=self._say))
+
+
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise InputError(f"{name} must be at least 1 and a whole number, not {value!r}")
+
+
+def _listed(documents: Any) -> Sequence[Document]:
+    """Documents in any iterable, as a list; not one document by itself."""
+    shape = getattr(documents, "shape", None)
+    single = isinstance(documents, (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, Mapping))
+    if single or not isinstance(documents, Iterable) or (shape is not None and len(shape) < 4):
+        raise InputError(f"documents must be a list of images, not a single one ({type(documents).__name__})")
+    return documents if isinstance(documents, (list, tuple)) else list(documents)
 
 
 def _signals(features: Sequence[ImageFeatures]) -> VisionSignals:

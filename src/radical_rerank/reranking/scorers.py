@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,30 +40,55 @@ class Permutation:
         return self.repeated + self.unknown + self.missing
 
 
+_THOUGHT = re.compile(r"\A.*</think>|<think>.*\Z", re.DOTALL | re.IGNORECASE)
+_LINKS = {"then", "and", "followed", "by"}
+"""words that may stand between two identifiers of a ranking, as numbers may"""
+
+
 def parse_permutation(text: str, names: str) -> Permutation:
-    """Read "B > A > C", also with brackets, commas or line breaks between the identifiers.
+    """Read "B > A > C", also with brackets, commas, numbers or line breaks between the identifiers, and with
+    prose around it. What was written in a think block is not read.
 
     A repeated identifier counts once, one that names no candidate is dropped, those that are missing
-    follow in their original order; each is counted. Text without any identifier is an error.
+    follow in their original order; each is counted, and so is every word of prose. Text without any
+    identifier is an error.
     """
-    order: list[int] = []
-    repeated = unknown = 0
-    for word in re.findall(r"[^\W_]+", text):
-        if len(word) != 1 or word not in names:
-            unknown += 1
-        elif names.index(word) in order:
-            repeated += 1
-        else:
-            order.append(names.index(word))
-    if not order:
+    answer = _THOUGHT.sub("", text)
+    words = re.findall(r"[^\W_]+", answer)
+    chains = [chain for chain in (*_chains(words), _parts(answer, names)) if set(chain) & set(names)]
+    if not chains:
         raise ScoringError(f"the model wrote no identifier of {names[0]} to {names[-1]}: {text[:80]!r}")
+    # Of several, the ranking is the one that names the most candidates; of equals, the last.
+    ranking = max(reversed(chains), key=lambda chain: len(set(chain) & set(names)))
+    order = [names.index(word) for word in dict.fromkeys(ranking) if word in names]
+    known = sum(word in names for word in ranking)
+    prose = [word for word in words if not word.isdigit() and word not in _LINKS]
     rest = [number for number in range(len(names)) if number not in order]
-    return Permutation(order + rest, repeated, unknown, len(rest))
+    return Permutation(order + rest, known - len(order), len(prose) - known, len(rest))
+
+
+def _chains(words: Sequence[str]) -> list[list[str]]:
+    """Runs of single letters; numbers and links do not end one."""
+    chains: list[list[str]] = [[]]
+    for word in words:
+        if len(word) == 1 and word.isalpha():
+            chains[-1].append(word)
+        elif not word.isdigit() and word not in _LINKS:
+            chains.append([])
+    return chains
+
+
+def _parts(answer: str, names: str) -> list[str]:
+    """The identifiers of "B (a dog) > A (a cat)": what each part begins with, after the first anywhere."""
+    first, *others = (re.findall(r"[^\W_]+", part) for part in answer.split(">"))
+    head = [word for word in first if word in names and len(word) == 1][-1:]
+    return head + [part[0] for part in others if part and len(part[0]) == 1]
 
 
 def permutation_scores(order: Sequence[int]) -> list[float]:
-    """Reciprocal rank of each candidate: a written order carries no probabilities."""
+    """Log of each candidate's share of Σ 1 / rank: a written order carries no probabilities of its own."""
+    total = sum(1 / rank for rank in range(1, len(order) + 1))
     scores = [0.0] * len(order)
     for rank, number in enumerate(order, start=1):
-        scores[number] = 1 / rank
+        scores[number] = -math.log(rank * total)
     return scores

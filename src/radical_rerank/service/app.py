@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import math
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -233,8 +232,7 @@ def _answer(body: RerankRequest, ranking: Ranking, model: str) -> RerankResponse
     results = [
         Result(
             index=result.index,
-            # Log-probabilities among the candidates, as probabilities: larger is better, all in [0, 1].
-            relevance_score=math.exp(min(0.0, result.score)),
+            relevance_score=result.probability,
             document=_shown(body.documents[result.index]) if body.return_documents else None,
         )
         for result in ranking[: body.top_n]

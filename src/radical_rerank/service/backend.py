@@ -138,7 +138,7 @@ class Local:
     async def profile(self) -> dict[str, Any] | None:
         backbone = self.rerankers.backbone
         known = self.rerankers("radical", self.settings.keep).calibration
-        profile = known or Profile.find(backbone.name)  # not measured here: the model is the worker's
+        profile = known or Profile.find(backbone.identity)  # not measured here: the model is the worker's
         if profile is None:
             return None
         chosen = RaDiCal(keep=self.settings.keep, calibration=profile).stages(backbone.shape.layers)

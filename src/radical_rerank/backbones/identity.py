@@ -1,0 +1,78 @@
+"""What a model is, whatever it is called."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from radical_rerank.backbones.families import decoder_shape, unwrapped
+from radical_rerank.pruning import ModelIdentity
+
+
+def identity_of(model: Any) -> ModelIdentity:
+    config = unwrapped(model).config
+    return ModelIdentity(getattr(config, "_name_or_path", ""), fingerprint_of(model), decoder_shape(config))
+
+
+def fingerprint_of(model: Any) -> str:
+    """16 hexadecimal digits: a digest of a model's configuration and of all its weights.
+
+    The same checkpoint loaded in another dtype that holds its values has the same fingerprint. Changing a
+    weight in place changes it.
+    """
+    weights = dict(sorted(model.state_dict().items()))
+    # Reading all weights of a large model takes seconds: it is done again only after a change.
+    config = config_digest(unwrapped(model).config)
+    state = config, tuple((tensor.data_ptr(), tensor._version) for tensor in weights.values())
+    known = _known.get(model)
+    if known is None or known[0] != state:
+        digest = hashlib.sha256(config.encode())
+        for name, tensor in weights.items():
+            digest.update(f"{name} {tuple(tensor.shape)} {_checksum(tensor)}".encode())
+        known = _known[model] = state, digest.hexdigest()[:16]
+    return known[1]
+
+
+_known: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
+
+
+def config_digest(config: Any) -> str:
+    """16 hexadecimal digits: a digest of what a configuration says of the computation.
+
+    Only what differs from the library's defaults: a later version of it may add new ones.
+    """
+    # How it was loaded, saved or called says nothing of what it computes.
+    passing = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: cleaned(v) for k, v in value.items() if k not in passing and "attn_impl" not in str(k)}
+        return value
+
+    text = json.dumps(cleaned(config.to_diff_dict()), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_CHUNK = 1 << 24
+
+
+def _checksum(tensor: Tensor) -> tuple[int, int]:
+    """Two sums modulo 2^64 of a tensor's values as bits, plain and weighted by place.
+
+    Integer sums do not depend on the order of summation, so every device and number of threads agrees. All
+    values count, as float32: half precision fits into it without loss.
+    """
+    flat = tensor.detach().reshape(-1)
+    plain = weighted = 0
+    for start in range(0, len(flat), _CHUNK):
+        part = flat[start : start + _CHUNK]
+        bits = part.float().view(torch.int32).long() if part.is_floating_point() else part.long()
+        place = torch.arange(start, start + len(bits), device=bits.device) % 1_000_003 + 1
+        plain += int(bits.sum())
+        weighted += int((bits * place).sum())
+    return plain % 2**64, weighted % 2**64
