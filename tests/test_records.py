@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from radical_rerank.evaluation.open import open_dataset, pools_of
 from radical_rerank.evaluation.records import Cell, Records, RunFolder, digest_of
 from radical_rerank.evaluation.runner import Runner, work_of
 from radical_rerank.pruning import Profile
-from radical_rerank.report.tables import summarize
+from radical_rerank.report.tables import facts_of, summarize
 from radical_rerank.reranking.prompt import PromptTemplate
 from tests.cases import PROFILE, draw_list
 
@@ -491,9 +492,24 @@ def test_the_model_may_write_the_order_in_an_evaluation(
 
 
 def test_a_query_that_cannot_be_ranked_is_named(backbone: Backbone) -> None:
-    runner = Runner(backbone, {}, options={"scorer": "generate", "max_new_tokens": 1})
+    options = {"scorer": "generate", "max_new_tokens": 1, "on_unreadable": "raise"}
+    runner = Runner(backbone, {}, options=options)
     with pytest.raises(ScoringError, match=r"^tiny, query q, Dense: the model wrote no identifier"):
         list(runner.records_of(tiny_data(), 0, [Cell("Dense", "dense")]))
+
+
+def test_an_answer_that_cannot_be_read_does_not_end_a_run(backbone: Backbone) -> None:
+    """The prompt's order counts, costs are those of the pass, and the table says so."""
+    runner = Runner(backbone, {}, options={"scorer": "generate", "max_new_tokens": 1})
+    (record,) = runner.records_of(tiny_data(), 0, [Cell("Dense", "dense")])
+    order = list(tiny_data().tasks[0].candidates or ())
+    random.Random(f"42 {tiny_data().tasks[0].id}").shuffle(order)
+    assert record["ranking"] == order
+    assert (record["unreadable"], record["repairs"]) == (1, len(order))
+    assert record["tokens"] > 0
+    (row,) = summarize([record])
+    assert row.unreadable == 1
+    assert "answers without an order, for which the prompt's own counts: Dense 1" in facts_of([row])
 
 
 def test_experiments_have_the_paper_s_five_seeds(

@@ -29,3 +29,7 @@ class OutOfWorldWarning(UserWarning):
 
 class ScoringError(RadicalError):
     """The model's answer cannot be turned into a ranking."""
+
+
+class UnreadableAnswerError(ScoringError):
+    """The model was to write an order, and wrote something else."""

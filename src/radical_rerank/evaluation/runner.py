@@ -115,6 +115,7 @@ class Runner:
                 "flops_saved": totals.flops_saved,
                 "kv_saved": totals.kv_saved,
                 "repairs": ranking.repairs,
+                "unreadable": ranking.unreadable,
                 "seconds": {part: round(spent, 6) for part, spent in totals.seconds.items()},
                 **self.provenance,
             }
@@ -154,7 +155,11 @@ class Runner:
                 options = {"calibration": self.profile, "seed": cell.seed, **options}
             pruner = build(cell.method, keep=cell.keep, **options)
             self._rerankers[cell.key] = Reranker(
-                self.backbone, pruner, vision_cache=self._cache, **self.options
+                # One answer that cannot be read must not end a run of thousands: tables say how often it was.
+                self.backbone,
+                pruner,
+                vision_cache=self._cache,
+                **{"on_unreadable": "keep", **self.options},
             )
         return self._rerankers[cell.key]
 

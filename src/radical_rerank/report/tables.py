@@ -53,6 +53,8 @@ class Row:
     graded: bool = False
     """some pictures match better than others"""
     seeds_used: tuple[int, ...] = ()
+    unreadable: int = 0
+    """answers without an order in them: the prompt's own order counts"""
 
 
 def summarize(records: Iterable[dict[str, Any]], paper: dict[str, float] | None = None) -> list[Row]:
@@ -111,6 +113,7 @@ def summarize(records: Iterable[dict[str, Any]], paper: dict[str, float] | None 
                 paper=(paper or {}).get(name),
                 graded=any(grade > 1 for record in group for grade in record["relevant"].values()),
                 seeds_used=seeds,
+                unreadable=sum(record.get("unreadable", 0) for record in group),
             )
         )
     return rows
@@ -224,6 +227,9 @@ def facts_of(rows: Sequence[Row]) -> str:
             f"{', '.join(row.name for row in rows if row.seeds_used == seeds)}: {seeds_of(seeds)}"
             for seeds in used
         ]
+    unread = [f"{row.name} {row.unreadable}" for row in rows if row.unreadable]
+    if unread:
+        facts.append(f"answers without an order, for which the prompt's own counts: {', '.join(unread)}")
     return "; ".join(facts) + "." + sparsevlm_note((row.method, row.options) for row in rows)
 
 

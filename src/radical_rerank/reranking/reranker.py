@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from radical_rerank.backbones import Backbone, ImageFeatures
-from radical_rerank.errors import InputError, OutOfWorldWarning
+from radical_rerank.errors import InputError, OutOfWorldWarning, UnreadableAnswerError
 from radical_rerank.files import EMBEDDED
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import Look, Profile, Pruner, RaDiCal, VisionSignals, build
@@ -90,12 +90,14 @@ class Ranking(Sequence[RankedDocument]):
 
     reports: one per prompt that ran, the last one ranked the front of the list
     repairs: how often a written permutation had to be mended (scorer "generate")
+    unreadable: how many answers had no order in them, so that the prompt's was kept (`on_unreadable="keep"`)
     """
 
     results: tuple[RankedDocument, ...]
     reports: tuple[PruningReport, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     repairs: int = 0
+    unreadable: int = 0
 
     def __len__(self) -> int:
         return len(self.results)
@@ -136,6 +138,7 @@ class _List:
 class _Scored:
     scores: list[float]
     repairs: int
+    readable: bool
     report: PruningReport
 
 
@@ -165,6 +168,7 @@ class Reranker:
         vision_cache_bytes: int = 1 << 30,
         vision_cache: VisionCache | None = None,
         max_new_tokens: int = 512,
+        on_unreadable: Literal["raise", "keep"] = "raise",
         say: Callable[[str], None] | None = None,
         **options: Any,
     ) -> None:
@@ -179,10 +183,14 @@ class Reranker:
         max_pixels: larger images are refused
         vision_cache_bytes: how much of the images seen last is kept encoded; 0 for none
         vision_cache: another Reranker's cache of the same model, to share it
+        on_unreadable: with scorer "generate", what to do with an answer that names no candidate: "raise" a
+            ScoringError, or "keep" the order of the prompt and count it in `Ranking.unreadable`
         say: receives one line when something slow happens that was not asked for (calibration)
         """
         if scorer not in SCORERS:
             raise InputError(f"scorer must be one of {', '.join(SCORERS)}, not {scorer!r}")
+        if on_unreadable not in ("raise", "keep"):
+            raise InputError(f'on_unreadable must be "raise" or "keep", not {on_unreadable!r}')
         if max_image_tokens < 1:
             raise InputError(f"max_image_tokens must be at least 1, not {max_image_tokens}")
         self.backbone = backbone
@@ -204,7 +212,7 @@ class Reranker:
             raise InputError(f"stride must lie between 1 and window - 1 = {window - 1}, not {stride}")
         self.window, self.stride = window, stride
         self.max_image_tokens, self.max_pixels = max_image_tokens, max_pixels
-        self.max_new_tokens = max_new_tokens
+        self.max_new_tokens, self.on_unreadable = max_new_tokens, on_unreadable
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
         self._say = say
 
@@ -366,6 +374,7 @@ class Reranker:
             tuple(part.report for part in scored),
             skipped,
             sum(part.repairs for part in scored),
+            sum(not part.readable for part in scored),
         )
 
     # One batch of prompts, from images to scores.
@@ -398,19 +407,28 @@ class Reranker:
             # The method's first stage asks for the prior: its time lies within the selection's.
             clock.move("decoder", part, spent - (run.seconds["prior"] if part == "selection" else 0))
         with clock("scoring"):
-            answers: list[tuple[list[float], int]] = []
-            for row, prompt in enumerate(prompts):
-                if self.scorer == "logits":
-                    answers.append((identifier_scores(logits[row], prompt.identifiers), 0))
-                else:
-                    parsed = parse_permutation(texts[row], IDENTIFIERS[: len(prompt.identifiers)])
-                    answers.append((permutation_scores(parsed.order), parsed.repairs))
+            if self.scorer == "logits":
+                rows = zip(logits, prompts, strict=True)
+                answers = [(identifier_scores(row, prompt.identifiers), 0, True) for row, prompt in rows]
+            else:
+                answers = [self._read(text, prompt) for text, prompt in zip(texts, prompts, strict=True)]
         return [
-            _Scored(scores, repairs, self._report(work, prompt, found, records, clock.seconds, tokens))
-            for (scores, repairs), work, prompt, found, records, tokens in zip(
+            _Scored(scores, repairs, readable, self._report(work, prompt, found, records, clock, tokens))
+            for (scores, repairs, readable), work, prompt, found, records, tokens in zip(
                 answers, lists, prompts, features, run.records, full, strict=True
             )
         ]
+
+    def _read(self, text: str, prompt: Prompt) -> tuple[list[float], int, bool]:
+        """A written answer as scores, with its repairs, and whether there was an order in it."""
+        count = len(prompt.identifiers)
+        try:
+            parsed = parse_permutation(text, IDENTIFIERS[:count])
+        except UnreadableAnswerError:
+            if self.on_unreadable == "raise":
+                raise
+            return permutation_scores(range(count)), count, False
+        return permutation_scores(parsed.order), parsed.repairs, True
 
     def _prompt(self, work: _List, features: Sequence[ImageFeatures]) -> Prompt:
         sizes = [len(feature.tokens) for feature in features]
@@ -519,7 +537,7 @@ class Reranker:
         prompt: Prompt,
         features: Sequence[ImageFeatures],
         records: Sequence[Any],
-        seconds: dict[str, float],
+        clock: _Clock,
         full: int,
     ) -> PruningReport:
         return make_report(
@@ -528,7 +546,7 @@ class Reranker:
             layout=prompt.layout,
             records=records,
             shape=self.backbone.shape,
-            seconds=dict(seconds),
+            seconds=dict(clock.seconds),
             candidates=work.numbers,
             blocks=[feature.blocks for feature in work.candidates(features)],
             full=full,

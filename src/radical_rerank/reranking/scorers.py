@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from radical_rerank.errors import ScoringError
+from radical_rerank.errors import ScoringError, UnreadableAnswerError
 
 SCORERS = ("logits", "generate")
 
@@ -57,7 +57,9 @@ def parse_permutation(text: str, names: str) -> Permutation:
     words = re.findall(r"[^\W_]+", answer)
     chains = [chain for chain in (*_chains(words), _parts(answer, names)) if set(chain) & set(names)]
     if not chains:
-        raise ScoringError(f"the model wrote no identifier of {names[0]} to {names[-1]}: {text[:80]!r}")
+        raise UnreadableAnswerError(
+            f"the model wrote no identifier of {names[0]} to {names[-1]}: {text[:80]!r}"
+        )
     # Of several, the ranking is the one that names the most candidates; of equals, the last.
     ranking = max(reversed(chains), key=lambda chain: len(set(chain) & set(names)))
     order = [names.index(word) for word in dict.fromkeys(ranking) if word in names]
