@@ -29,3 +29,7 @@ class OutOfWorldWarning(UserWarning):
 
 class ScoringError(RadicalError):
     """The model's answer cannot be turned into a ranking."""
+
+
+class StoppedError(RadicalError):
+    """The caller's `stop` said that the ranking is no longer wanted."""

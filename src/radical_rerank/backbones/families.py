@@ -345,6 +345,12 @@ def text_model(model: Any) -> Any:
     return base_model(model).language_model
 
 
+def encoder_blocks(model: Any) -> list[Any]:
+    """The blocks of a supported model's vision encoder."""
+    base = base_model(model)
+    return list(base.visual.blocks if hasattr(base, "visual") else base.vision_tower.encoder.layer)
+
+
 def deepstack_levels(model: Any) -> int:
     """How many of the decoder's first layers get visual features added to their output."""
     return len(getattr(model.config.vision_config, "deepstack_visual_indexes", None) or ())
