@@ -601,3 +601,20 @@ def test_a_stopped_thread_stops_no_other(backbone: Backbone) -> None:
         assert len(pool.submit(reranker.rank, query, images).result()) == 3
         with pytest.raises(StoppedError):
             reranker.rank(query, images)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_picture_is_scaled_as_the_processor_scales_it(family: str, backbones: dict[str, Backbone]) -> None:
+    """Ours makes no copies of the whole; what the encoder gets is the same to the bit."""
+    processor = backbones[family].image_processor
+    draw = torch.Generator().manual_seed(0)
+    for size in ((1, 1), (33, 700), (640, 480), (1, 150), (9, 9), (801, 5)):
+        noise = torch.randint(0, 256, (size[1], size[0], 3), dtype=torch.uint8, generator=draw)
+        image = Image.fromarray(noise.numpy())
+        for limit in (1, 4, 48, 384):
+            least, most = backbones[family].family._pixels(processor, limit)
+            sizes = {"longest_edge": most, "shortest_edge": least}
+            expected = processor([image], size=sizes, return_tensors="pt")
+            found = backbones[family].preprocess(image, limit)
+            assert torch.equal(found.values, expected["pixel_values"]), (size, limit)
+            assert found.grid == tuple(expected["image_grid_thw"][0].tolist())
