@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import struct
 
 from PIL import Image
@@ -28,3 +30,24 @@ def many_scans(width: int, height: int, scans: int) -> bytes:
     # The last scan, without the tables before it, as often as wanted.
     last = data[starts[-1] : -2]
     return data[:-2] + last * scans + b"\xff\xd9"
+
+
+def numbers(size: int) -> bytes:
+    """A request of so many bytes whose documents are numbers: each fails as every form of a document."""
+    return b'{"query": "x", "documents": [' + b"0," * (size // 2) + b"0]}"
+
+
+def brackets(size: int) -> bytes:
+    """A request of so many bytes that is 20 times as large when it is parsed."""
+    return b'{"query": "x", "documents": [' + b"[]," * (size // 3) + b"[]]}"
+
+
+def request(*pictures: bytes, query: str = "a red star") -> bytes:
+    """A request that shows these encoded pictures."""
+    documents = [base64.b64encode(picture).decode() for picture in pictures]
+    return json.dumps({"query": query, "documents": documents}).encode()
+
+
+def picture(width: int, height: int, kind: str = "PNG") -> bytes:
+    Image.new("RGB", (width, height), "red").save(file := io.BytesIO(), kind)
+    return file.getvalue()

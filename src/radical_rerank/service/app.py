@@ -45,7 +45,7 @@ from radical_rerank.service.worker import Work
 
 CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 400: "invalid_request"}
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    code: {"model": ErrorResponse} for code in (400, 401, 413, 415, 422, 429, 500, 503, 504)
+    code: {"model": ErrorResponse} for code in (400, 401, 408, 413, 415, 422, 429, 500, 503, 504)
 }
 BODY = {"$ref": f"#/components/schemas/{RerankRequest.__name__}"}
 # What the page loads: the folder it lies in, and its kind.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, TypeVar
 
-from radical_rerank.service.errors import ServiceError, overloaded, too_late
+from radical_rerank.service.errors import ServiceError, overloaded
 
 T = TypeVar("T")
 
@@ -85,6 +86,19 @@ class _Waiting:
     displaced: bool = False
 
 
+class Pace:
+    """So many bytes a second, for all together: whoever is ahead of it waits."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self._due = rate, 0.0
+
+    async def keep(self, count: int) -> None:
+        now = time.monotonic()
+        self._due = max(now, self._due) + count / self.rate
+        if self._due > now + 0.01:
+            await asyncio.sleep(self._due - now)
+
+
 class Intake:
     """Requests that wait for bytes from outside: their body's, or a host's that was named in it.
 
@@ -98,8 +112,11 @@ class Intake:
         self._waiting: list[_Waiting] = []
         self._numbers = itertools.count()
 
-    async def wait(self, client: str, held: Held, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """The result of `work`; a ServiceError after so many seconds, or where another needed the place."""
+    async def wait(
+        self, client: str, held: Held, work: Coroutine[Any, Any, T], seconds: float, late: ServiceError
+    ) -> T:
+        """The result of `work`; the error `late` after so many seconds, or one of its own where another
+        needed the place."""
         if len(self._waiting) >= self.places:
             self._displace(self._waiting)
         mine = _Waiting(client, held, next(self._numbers))
@@ -110,7 +127,7 @@ class Intake:
             if mine.displaced:
                 raise overloaded("the request's bytes came too slowly, and others were waiting")
             if not done:
-                raise too_late()
+                raise late
             return mine.task.result()
         finally:
             mine.task.cancel()

@@ -28,11 +28,13 @@ def main(socket: int, memory: int) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C is for the service, which then closes the connection
-    os.nice(5)  # the model comes first
+    os.nice(10)  # the model comes first
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for package in ("radical_rerank", "radical_rerank.reranking", "radical_rerank.service"):
         _bare(package)
+    import radical_rerank.service.documents  # noqa: F401 - now, not while a request waits
+
     connection = Connection(socket)
     connection.send_bytes(b"ready")
     while True:

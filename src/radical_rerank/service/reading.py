@@ -13,14 +13,16 @@ from PIL import Image
 
 from radical_rerank.pruning import METHODS
 from radical_rerank.service.documents import Asked, Limits
-from radical_rerank.service.errors import ServiceError
+from radical_rerank.service.errors import ServiceError, too_late
 from radical_rerank.service.fetch import SafeFetcher
-from radical_rerank.service.intake import Held, Intake, Memory
-from radical_rerank.service.readers import Readers, Task
+from radical_rerank.service.intake import Held, Intake, Memory, Pace
+from radical_rerank.service.readers import LIGHT_BYTES, Readers, Task
 from radical_rerank.service.settings import Settings
 
 PIXEL = 4
 """bytes of a decoded pixel, as Pillow keeps it"""
+LARGE_RATE = 32e6
+"""bytes a second in which large bodies are taken in: receiving and parsing them costs the model's time"""
 AT_ONCE = 8
 """URLs of one request that are fetched at the same time"""
 
@@ -55,6 +57,7 @@ class Reading:
         self.settings = settings
         self.memory = Memory(settings.max_memory)
         self.intake = Intake(settings.max_reading)
+        self.pace = Pace(LARGE_RATE)
         self.readers = Readers(settings.readers, memory=settings.reader_memory, seconds=settings.read_timeout)
         self.limits = Limits(
             tuple(METHODS), settings.max_documents, settings.max_pixels, settings.max_total_pixels
@@ -68,7 +71,8 @@ class Reading:
     async def read(self, incoming: Incoming, held: Held) -> tuple[Asked, list[Image.Image]]:
         """The request and its pictures, the reference first. What it still holds is in `held`."""
         seconds = min(self.settings.body_timeout, incoming.left)
-        body = await self.intake.wait(incoming.client, held, self._body(incoming, held), seconds)
+        late = ServiceError(408, "body_timeout", f"the request's body took longer than {seconds:.1f} s")
+        body = await self.intake.wait(incoming.client, held, self._body(incoming, held), seconds, late)
         size = len(body)
 
         def admit(asked: Asked | None, pixels: int) -> None:
@@ -92,7 +96,7 @@ class Reading:
         self, urls: list[str], names: list[str], incoming: Incoming, held: Held, pixels: int
     ) -> list[Image.Image]:
         work = self._fetch(urls, names, held)
-        data = await self.intake.wait(incoming.client, held, work, incoming.left)
+        data = await self.intake.wait(incoming.client, held, work, incoming.left, too_late())
         size = sum(map(len, data))
 
         def admit(_: Asked | None, pixels: int) -> None:
@@ -112,6 +116,8 @@ class Reading:
                 raise _too_large()
             self.intake.grow(held, len(chunk))
             body += chunk
+            if len(body) > LIGHT_BYTES:
+                await self.pace.keep(len(chunk))
         return body
 
     async def _fetch(self, urls: list[str], names: list[str], held: Held) -> list[bytes]:
