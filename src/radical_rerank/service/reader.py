@@ -25,9 +25,7 @@ PIECE = struct.Struct("!4I")
 def main(socket: int, memory: int) -> None:
     import resource
 
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the service, which then closes the connection
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes the connection
     os.nice(10)  # the model comes first
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

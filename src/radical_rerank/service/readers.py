@@ -299,9 +299,13 @@ class _Process:
             connection.send_bytes(b"no")
             raise
         connection.send_bytes(b"go")
-        images = []
+        images, left = [], told["pixels"]
         while "size" in (message := self._message(job)):
-            images.append(self._picture(job, message["size"]))
+            width, height = message["size"]
+            left -= width * height
+            if left < 0:
+                raise ValueError("a reader sends more pixels than it has told")
+            images.append(self._picture(job, (width, height)))
         return Read(asked, images, told["pixels"])
 
     def _message(self, job: _Job) -> dict[str, Any]:
@@ -320,8 +324,8 @@ class _Process:
             raise TimeoutError
         return self._connection.recv_bytes()
 
-    def _picture(self, job: _Job, size: Sequence[int]) -> Image.Image:
-        picture = Image.new("RGB", (size[0], size[1]))
+    def _picture(self, job: _Job, size: tuple[int, int]) -> Image.Image:
+        picture = Image.new("RGB", size)
         left = picture.width * picture.height
         while left > 0:
             data = self._receive(job)

@@ -40,14 +40,14 @@ class Settings(BaseSettings):
     """of one image"""
     max_total_pixels: int = Field(45_000_000, ge=1)
     """of a request's images together"""
-    max_memory: int = Field(320 << 20, ge=1 << 20)
+    max_memory: int = 320 << 20
     """bytes that all requests together may hold in bodies, fetched files and decoded pixels (4 bytes each);
     the last quarter is for small requests"""
     max_reading: int = Field(128, ge=1)
     """requests that wait for bytes at once; beyond it the one that has waited longest gets 429"""
     readers: int = Field(2, ge=2)
     """processes that parse requests and decode images; one is kept for light requests"""
-    reader_memory: int = Field(448 << 20, ge=192 << 20)
+    reader_memory: int = 448 << 20
     """address space of such a process, in bytes"""
     read_timeout: float = Field(10.0, gt=0)
     """seconds in which a request must be parsed and its images decoded"""
@@ -72,12 +72,15 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _room(self) -> Settings:
-        need = -(-(self.max_body + 4 * self.max_total_pixels) * 4 // 3)
-        if self.max_memory < need:
-            raise ValueError(
-                f"max_memory must be at least {need} for one request of max_body bytes and "
-                "max_total_pixels pixels"
-            )
+        """One request at its limits must fit: large requests share three quarters of the memory."""
+        needs = {
+            "max_memory": -(-(self.max_body + 4 * self.max_total_pixels) * 4 // 3),
+            # A reader's own, and the body, its text and the files in it, or those files and a picture.
+            "reader_memory": (160 << 20) + max(3 * self.max_body, self.max_body + 4 * self.max_pixels),
+        }
+        for name, need in needs.items():
+            if getattr(self, name) < need:
+                raise ValueError(f"{name} must be at least {need} for requests of max_body and max_pixels")
         return self
 
     @property
