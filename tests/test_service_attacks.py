@@ -117,6 +117,17 @@ def test_every_attack_is_tested(port: int) -> None:
     assert set(all_attacks(port)) == set(ANSWERS)
 
 
+def test_the_benchmark_of_attacks(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["bench", "attacks", "--seconds", "1", "--only", "201 x 1", "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["good"] == found["asked"] >= 12
+    assert set(found["statuses"]) == {"422"}
+    assert found["p95"] > 0 < found["unloaded"]
+    assert found["megabytes"] < 600
+    with pytest.raises(SystemExit):
+        main(["bench", "attacks", "--only", "no such attack"])
+
+
 # Parsing.
 
 

@@ -285,6 +285,7 @@ class _Hostile(BaseHTTPRequestHandler):
 @contextmanager
 def hostile_host() -> Iterator[int]:
     """The port of a host of this machine that sends too slowly (/drip) or too much (/packed)."""
+    packed_twice()  # now, not while others are timed
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hostile)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -27,6 +27,7 @@ class SafeFetcher:
         """timeout: for all of one image, redirects included"""
         self.hosts = {host.lower().rstrip(".") for host in hosts}
         self.timeout, self.max_bytes = timeout, max_bytes
+        self._tls = httpx.create_ssl_context(trust_env=False)  # reading the certificates takes its time: once
         self._resolver = ThreadPoolExecutor(8, thread_name_prefix="resolver")
 
     async def get(self, url: str, count: Callable[[int], None] = lambda size: None) -> bytes:
@@ -68,7 +69,7 @@ class SafeFetcher:
         # Compressed, a few bytes may stand for any number, and be wrapped several times: as they are, or not.
         headers = {"Host": parts.netloc, "Accept-Encoding": "identity"}
         try:
-            async with httpx.AsyncClient(timeout=self.timeout, trust_env=False) as client:
+            async with httpx.AsyncClient(timeout=self.timeout, trust_env=False, verify=self._tls) as client:
                 request = client.build_request(
                     "GET", target, headers=headers, extensions={"sni_hostname": host}
                 )
