@@ -118,14 +118,17 @@ def test_every_attack_is_tested(port: int) -> None:
 
 
 def test_the_benchmark_of_attacks(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["bench", "attacks", "--seconds", "1", "--only", "201 x 1", "--json"])
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "attacks", "--seconds", "1", "--only", "201 x 1", "--json"])
+    assert stop.value.code == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert found["good"] == found["asked"] >= 12
     assert set(found["statuses"]) == {"422"}
     assert found["p95"] > 0 < found["unloaded"]
     assert found["megabytes"] < 600
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as stop:
         main(["bench", "attacks", "--only", "no such attack"])
+    assert stop.value.code == 2
 
 
 # Parsing.
