@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+BROWSER := $(VENV)/.browser
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo results bench fuzz test test-all lint type clean
+.PHONY: demo results bench fuzz test test-all lint type browser clean
 
 demo: $(STAMP)
 	$(BIN)/radical demo
@@ -32,12 +33,13 @@ bench: $(STAMP)
 	$(BIN)/radical bench end-to-end --shape paper --width 256 --rounds 1
 	$(BIN)/radical bench throughput
 	$(BIN)/radical bench service
+	$(BIN)/radical bench attacks
 
 # Schemathesis against the service, more than 2,000 cases.
 fuzz: $(STAMP)
 	RADICAL_SCHEMA_CASES=500 $(BIN)/python -m pytest -q tests/test_service_schema.py
 
-test: lint type
+test: lint type browser
 	$(BIN)/python -m pytest -q
 
 # And the adapter whose library, with all that it asks for, is larger than the rest together. Its own parts are enough
@@ -58,6 +60,18 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+# A browser for the tests of the page: the system's package where this user may install it, else Playwright's own.
+# Without either the tests still run, and say that they skip the page; under CI=true they fail.
+browser: $(BROWSER)
+
+$(BROWSER): $(STAMP)
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then touch $@; \
+	elif command -v apt-get >/dev/null && { [ "$$(id -u)" = 0 ] || sudo -n true 2>/dev/null; } \
+	  && as=$$([ "$$(id -u)" = 0 ] || echo sudo -n) && $$as apt-get update -qq \
+	  && $$as env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; then touch $@; \
+	elif $(BIN)/python -m playwright install chromium; then touch $@; \
+	else echo "no browser could be installed: the tests of the page will not run" >&2; fi
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

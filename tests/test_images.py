@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
+from radical_rerank.bench.payloads import polyglot
 from radical_rerank.errors import InputError
-from radical_rerank.reranking import load_image
+from radical_rerank.reranking import images, load_image
 from radical_rerank.reranking.images import load_images
 
 
@@ -171,3 +172,61 @@ def test_many_are_loaded_as_one_by_one(tmp_path: Path) -> None:
         assert isinstance(image, Image.Image)
         assert image.tobytes() == halves().tobytes()
     assert load_images([], names=[]) == []
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P"])
+def test_large_pictures_are_made_upright_piece_by_piece(
+    orientation: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pieces together are what Pillow makes of the whole."""
+    noise = np.random.default_rng(orientation).integers(0, 255, (23, 17, 4), dtype=np.uint8)
+    image = Image.fromarray(noise).convert("RGB").convert(mode)
+    if mode == "RGBA":
+        image.putalpha(Image.fromarray(noise[..., 3]))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(image, "PNG", exif=exif)
+    whole = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGBA")
+    whole = Image.alpha_composite(Image.new("RGBA", whole.size, "white"), whole).convert("RGB")
+    for pixels in (1, 40, 1 << 20):
+        monkeypatch.setattr(images, "PIECE", pixels)
+        loaded = load_image(data)
+        assert loaded.size == whole.size
+        assert loaded.tobytes() == whole.tobytes()
+
+
+def test_a_picture_is_opened_once_and_in_the_allowed_formats_alone() -> None:
+    """Bytes that are one format to the first reader and another to the second."""
+    data = polyglot((64, 64), (600, 500))
+    assert load_image(data).size == (600, 500)  # with every format of Pillow, it is the large one
+    loaded = load_image(data, formats=("PNG", "WEBP"), max_pixels=10_000)
+    assert loaded.size == (64, 64)
+    with pytest.raises(InputError, match="not in one of PNG, JPEG"):
+        load_image(data, formats=("PNG", "JPEG"))
+
+
+def test_images_without_pixels_are_named() -> None:
+    for size in ((0, 0), (0, 5), (7, 0)):
+        with pytest.raises(InputError, match=rf"document 2 has {size[0]} x {size[1]} pixels"):
+            load_image(Image.new("RGB", size), name="document 2")
+
+
+def test_wrapped_base64_in_any_case_and_alphabet_is_a_data_uri() -> None:
+    png = encoded(halves(), "PNG")
+    body = base64.b64encode(png).decode()
+    wrapped = "\r\n ".join(body[i : i + 60] for i in range(0, len(body), 60))
+    for uri in (
+        f"DATA:image/png;BASE64,{wrapped}\n",
+        f"Data:image/png;base64,{base64.urlsafe_b64encode(png).decode().rstrip('=')}",
+    ):
+        assert load_image(uri).tobytes() == halves().tobytes()
+
+
+def test_whatever_a_decoder_raises_names_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args, **options):
+        raise RuntimeError("a decoder's own")
+
+    monkeypatch.setattr(Image, "open", fails)
+    with pytest.raises(InputError, match="document 4 cannot be read as an image: a decoder's own"):
+        load_image(encoded(halves(), "PNG"), name="document 4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,19 +17,35 @@ from playwright.sync_api import expect, sync_playwright
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.bench.service import listening
+from tests.cases import draw_list
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+    "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+
+
+def chromium() -> str | None:
+    """The system's browser, or the one that Playwright has installed (`make browser` sees to one of them)."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return found
+    with sync_playwright() as driver:
+        path = driver.chromium.executable_path
+    return path if os.path.exists(path) else None
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    path = chromium()
+    if path is None:
+        tell = "there is no Chromium here: run `make browser`"
+        if os.environ.get("CI") == "true":
+            pytest.fail(tell)
+        pytest.skip(tell)
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+        # Playwright gives each launch an empty profile of its own.
+        browser = driver.chromium.launch(executable_path=path, headless=True, args=FLAGS)
         yield browser
         browser.close()
 
@@ -97,6 +114,19 @@ def test_a_bad_file_and_a_lone_picture_are_told_to_the_person(page: Any, tmp_pat
     page.locator("#query").fill("a red star")
     page.get_by_role("button", name="Rank", exact=True).click()
     expect(page.locator("#status")).to_contain_text("two pictures")
+
+
+def test_every_bad_file_of_several_is_told_to_the_person(page: Any, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("first.png", "good.png", "second.png", "last.png")]
+    for path in paths:
+        path.write_bytes(b"no picture")
+    for path in (paths[1], paths[3]):
+        draw_list(1, 1)[1][0].save(path)
+    page.locator("#files").set_input_files([str(path) for path in paths])
+    expect(page.locator("#pictures img")).to_have_count(2)
+    expect(page.locator("#status.error")).to_have_text(
+        "2 pictures; first.png is not a picture; second.png is not a picture"
+    )
 
 
 def test_what_the_service_refuses_is_told_to_the_person(page: Any) -> None:

@@ -21,13 +21,19 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from radical_rerank import Dense, PromptTemplate, Query, RaDiCal, Reranker, calibrate
-from radical_rerank.backbones import Backbone
+from radical_rerank.backbones import Backbone, stopping
 from radical_rerank.backbones.tiny import TINY_FAMILIES
-from radical_rerank.errors import CalibrationError, InputError, ScoringError, UnsupportedModelError
+from radical_rerank.errors import (
+    CalibrationError,
+    InputError,
+    ScoringError,
+    StoppedError,
+    UnsupportedModelError,
+)
 from radical_rerank.method import macs
 from radical_rerank.pruning import Profile
 from radical_rerank.reranking.prompt import build_prompt
-from tests.cases import PROFILE, draw_list
+from tests.cases import PROFILE, draw_list, hooks_on
 
 
 def pictures(seed: int, count: int) -> tuple[str, list[Image.Image]]:
@@ -664,3 +670,116 @@ def test_the_fingerprint_knows_every_weight_and_the_configuration(tiny_folders: 
         half, single = Backbone.from_pretrained(folder, dtype="bfloat16"), two
         single.model.load_state_dict(half.model.state_dict())
     assert half.fingerprint == single.fingerprint != first
+
+
+# What one document or one query may not do.
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("size", [(201, 1), (1, 201), (1, 1), (0, 0), (9000, 2), (2, 9000)])
+def test_a_document_of_any_size_is_ranked_named_or_skipped(
+    family: str, size: tuple[int, int], backbones: dict[str, Backbone]
+) -> None:
+    query, images = pictures(1, 3)
+    documents = [*images[:2], Image.new("RGB", size), images[2]]
+    reranker = Reranker(backbones[family], "dense", max_image_tokens=48)
+    ranking = reranker.rank(query, documents, on_error="skip")
+    skipped = [found.index for found in ranking.skipped]
+    assert skipped in ([], [2])
+    assert sorted([*ranking.order, *skipped]) == [0, 1, 2, 3]
+    if family.startswith("qwen") and size in ((201, 1), (0, 0)):
+        assert skipped == [2]
+    if skipped:
+        assert ranking.order == [i + (i == 2) for i in reranker.rank(query, images).order]
+        with pytest.raises(InputError, match="document 2"):
+            reranker.rank(query, documents)
+        with pytest.raises(InputError, match="the reference image"):
+            reranker.rank(query, images, reference=documents[2])
+
+
+def test_whatever_preparing_a_document_raises_is_that_documents_error(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, images = pictures(1, 4)
+    known = backbone.family.preprocess
+
+    def picky(processor, image, max_tokens):
+        if image.tobytes() == images[2].tobytes():
+            raise RuntimeError("no such picture")
+        return known(processor, image, max_tokens)
+
+    monkeypatch.setattr(backbone.family, "preprocess", picky)
+    reranker = Reranker(backbone, "dense")
+    with pytest.raises(InputError, match="document 2 cannot be prepared for the model: no such picture"):
+        reranker.rank(query, images)
+    (skipped,) = reranker.rank(query, images, on_error="skip").skipped
+    assert skipped.index == 2
+    assert "no such picture" in skipped.reason
+
+
+def test_a_long_query_is_refused_with_its_length(backbone: Backbone) -> None:
+    _, images = pictures(1, 2)
+    reranker = Reranker(backbone, "dense", max_query_tokens=8)
+    assert len(reranker.rank("red " * 8, images)) == 2
+    with pytest.raises(InputError, match="the query has 9 tokens, more than the limit of 8"):
+        reranker.rank("red " * 9, images)
+    assert len(Reranker(backbone, "dense").rank("red " * 2000, images)) == 2
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_ranking_stops_between_any_two_layers(family: str, backbones: dict[str, Backbone]) -> None:
+    query, images = pictures(1, 3)
+    backbone = backbones[family]
+    reranker = Reranker(backbone, "radical", keep=0.3, calibration=PROFILE, max_image_tokens=48)
+    expected = reranker.rank(query, images)
+    asked = 0
+
+    def stop_at(number: int):
+        def stop() -> bool:
+            nonlocal asked
+            asked += 1
+            return asked > number
+
+        return stop
+
+    reranker.vision_cache.clear()
+    (found,) = reranker.rank_many([(query, images)], stop=stop_at(10**9))
+    assert found.order == expected.order
+    assert [r.score for r in found] == [r.score for r in expected]
+    # The decoder's layers, and at least one block of the encoder.
+    total = asked
+    assert total > backbone.shape.layers
+    for number in (0, 1, total // 2, total - 1):
+        asked = 0
+        reranker.vision_cache.clear()
+        with pytest.raises(StoppedError):
+            list(reranker.rank_many([(query, images)], stop=stop_at(number)))
+        assert asked == number + 1
+        assert hooks_on(backbone.model) == 0
+    assert [r.score for r in reranker.rank(query, images)] == [r.score for r in expected]
+
+
+def test_a_stopped_thread_stops_no_other(backbone: Backbone) -> None:
+    query, images = pictures(1, 3)
+    reranker = Reranker(backbone, "dense")
+    with stopping(backbone.model, lambda: True), ThreadPoolExecutor(1) as pool:
+        assert len(pool.submit(reranker.rank, query, images).result()) == 3
+        with pytest.raises(StoppedError):
+            reranker.rank(query, images)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_picture_is_scaled_as_the_processor_scales_it(family: str, backbones: dict[str, Backbone]) -> None:
+    """Ours makes no copies of the whole; what the encoder gets is the same to the bit."""
+    processor = backbones[family].image_processor
+    draw = torch.Generator().manual_seed(0)
+    for size in ((1, 1), (33, 700), (640, 480), (1, 150), (9, 9), (801, 5)):
+        noise = torch.randint(0, 256, (size[1], size[0], 3), dtype=torch.uint8, generator=draw)
+        image = Image.fromarray(noise.numpy())
+        for limit in (1, 4, 48, 384):
+            least, most = backbones[family].family._pixels(processor, limit)
+            sizes = {"longest_edge": most, "shortest_edge": least}
+            expected = processor([image], size=sizes, return_tensors="pt")
+            found = backbones[family].preprocess(image, limit)
+            assert torch.equal(found.values, expected["pixel_values"]), (size, limit)
+            assert found.grid == tuple(expected["image_grid_thw"][0].tolist())

@@ -444,13 +444,17 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 def test_allowed_urls_are_fetched_and_no_others(site: int) -> None:
     fetcher = SafeFetcher(["good.example", "inner.example"], timeout=5, max_bytes=100_000)
+
+    def get(url: str) -> bytes:
+        return asyncio.run(fetcher.get(url))
+
     here = f"http://good.example:{site}"
 
     def to(target: str) -> str:
         return f"{here}/to/{base64.urlsafe_b64encode(target.encode()).decode()}"
 
-    assert fetcher.get(f"{here}/picture.png") == encoded(PICTURES[0])
-    assert fetcher.get(to("/picture.png")) == encoded(PICTURES[0])
+    assert get(f"{here}/picture.png") == encoded(PICTURES[0])
+    assert get(to("/picture.png")) == encoded(PICTURES[0])
     for refused, code in (
         (f"http://127.0.0.1:{site}/picture.png", "url_not_allowed"),
         (f"http://other.example:{site}/picture.png", "url_not_allowed"),
@@ -466,14 +470,14 @@ def test_allowed_urls_are_fetched_and_no_others(site: int) -> None:
         (f"{here}/endless", "fetch_failed"),
     ):
         with pytest.raises(ServiceError) as caught:
-            fetcher.get(refused)
+            get(refused)
         assert caught.value.code == code, refused
         assert caught.value.status == 422
     loop = here + "/to/" + base64.urlsafe_b64encode(b"/picture.png").decode()
     for _ in range(4):
         loop = to(loop)
     with pytest.raises(ServiceError, match="redirects too often"):
-        fetcher.get(loop)
+        get(loop)
 
 
 def test_a_request_may_name_an_allowed_url(embedded: Backbone, site: int, expected: Ranking) -> None:
@@ -495,15 +499,12 @@ class Slow:
     def __call__(self, method: str, keep: float) -> Any:
         return self
 
-    def rank_many(self, lists: Any, batch_size: int) -> Iterator[Ranking]:
+    def rank_many(self, lists: Any, batch_size: int, stop: Any = None) -> Iterator[Ranking]:
         self.batches.append([query.text for query, _ in lists])
         if any("bad" in query.text for query, _ in lists):
             raise InputError("bad query")
         time.sleep(self.seconds * len(lists))
         return iter([Ranking((RankedDocument(0, -1.0, query.text),)) for query, _ in lists])
-
-    def rank(self, query: Any, images: Any) -> Ranking:
-        return next(self.rank_many([(query, images)], 1))
 
 
 def worker_of(slow: Slow, **options: Any) -> Worker:
@@ -532,7 +533,7 @@ def test_one_thread_loads_and_ranks() -> None:
     threads = []
 
     class Noted(Slow):
-        def rank_many(self, lists: Any, batch_size: int) -> Any:
+        def rank_many(self, lists: Any, batch_size: int, stop: Any = None) -> Any:
             threads.append(threading.current_thread())
             return super().rank_many(lists, batch_size)
 

@@ -33,3 +33,7 @@ class ScoringError(RadicalError):
 
 class UnreadableAnswerError(ScoringError):
     """The model was to write an order, and wrote something else."""
+
+
+class StoppedError(RadicalError):
+    """The caller's `stop` said that the ranking is no longer wanted."""

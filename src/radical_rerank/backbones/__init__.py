@@ -3,6 +3,7 @@
 from radical_rerank.backbones.engine import Run
 from radical_rerank.backbones.families import Block, ImageFeatures, Pixels, decoder_shape, family_of
 from radical_rerank.backbones.loading import Backbone, layout_of
+from radical_rerank.backbones.stopping import stopping
 from radical_rerank.pruning import Pruner
 
 Pruner.engine = Run  # methods never import the engine; it comes to them
@@ -16,4 +17,5 @@ __all__ = [
     "decoder_shape",
     "family_of",
     "layout_of",
+    "stopping",
 ]

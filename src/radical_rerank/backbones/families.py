@@ -106,8 +106,16 @@ class QwenVL:
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         least, most = self._pixels(processor, max_tokens)
-        size = {"longest_edge": most, "shortest_edge": least}
-        batch = processor([image], size=size, return_tensors="pt")
+        options: dict[str, Any] = {"size": {"longest_edge": most, "shortest_edge": least}}
+        if getattr(processor, "backend", None) == "pil":
+            from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+            # The same resizing as the processor's own, which makes two more copies of the whole image first.
+            factor = processor.patch_size * processor.merge_size
+            height, width = smart_resize(image.height, image.width, factor, least, most)
+            image = image.resize((width, height), processor.resample)
+            options = {"do_resize": False}
+        batch = processor([image], **options, return_tensors="pt")
         t, h, w = batch["image_grid_thw"][0].tolist()
         block = Block(WHOLE, h // processor.merge_size, w // processor.merge_size)
         return Pixels(batch["pixel_values"], (t, h, w), (block,))
@@ -358,6 +366,12 @@ def text_model(model: Any) -> Any:
         raise UnsupportedModelError(f"{type(model).__name__} is not a Hugging Face model")
     family_of(model.config)
     return base_model(model).language_model
+
+
+def encoder_blocks(model: Any) -> list[Any]:
+    """The blocks of a supported model's vision encoder."""
+    base = base_model(model)
+    return list(base.visual.blocks if hasattr(base, "visual") else base.vision_tower.encoder.layer)
 
 
 def deepstack_levels(model: Any) -> int:

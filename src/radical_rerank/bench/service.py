@@ -159,15 +159,20 @@ def listening(backbone: Backbone, **limits: Any) -> Iterator[str]:
 
 @contextmanager
 def serving(
-    model: str, *, within: float = 600.0, **limits: Any
+    model: str,
+    *,
+    within: float = 600.0,
+    program: Sequence[str] = ("-m", "radical_rerank.cli"),
+    **limits: Any,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The address and the process of `radical serve` on a free port of this machine.
 
     within: seconds until it must be ready
+    program: the command line, as Python is told to run it
     """
     port, end = str(free_port()), time.monotonic() + within
-    given = [part for name, value in limits.items() for part in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "radical_rerank.cli", "serve", "--model", model, "--port", port, *given]
+    given = [part for name, value in limits.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    command = [sys.executable, *program, "serve", "--model", model, "--port", port, *given]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -1,4 +1,4 @@
-"""`radical bench prefill`, `end-to-end`, `throughput`."""
+"""`radical bench prefill`, `end-to-end`, `throughput`, `service`, `attacks`."""
 
 from __future__ import annotations
 
@@ -164,3 +164,37 @@ def service(
         (f"memory gained over {found.requests} requests", f"{found.megabytes:.1f} MB"),
     ]
     print_table(("figure", "measured"), lines, f"service, {model}, N = 20")
+
+
+@app.command()
+def attacks(
+    model: Model = EMBEDDED,
+    seconds: Annotated[float, typer.Option(min=1, help="How long each attack lasts at least.")] = 12.0,
+    only: Annotated[list[str] | None, typer.Option(help="Attacks whose names contain this.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The HTTP service while it is attacked: good requests answered, their latency, peak memory."""
+    try:
+        from radical_rerank.bench.attacks import all_attacks, run_attacks
+    except ImportError as error:
+        raise missing_extra(error, "serve") from None
+    known = list(all_attacks(0))
+    names = [name for name in known if not only or any(part in name for part in only)]
+    if not names:
+        raise InputError(f"there is no such attack; there are: {'; '.join(known)}")
+    results = run_attacks(model, seconds=seconds, names=names, track=progress)
+    if as_json:
+        print_json([asdict(result) for result in results])
+        return
+    lines = [
+        (
+            r.name,
+            f"{r.good} / {r.asked}",
+            f"{r.p95:.3f} s = {r.p95 / r.unloaded:.2f} ×",
+            f"{r.megabytes:.0f}",
+            ", ".join(f"{count} × {status or 'none'}" for status, count in sorted(r.statuses.items())),
+        )
+        for r in results
+    ]
+    heads = ("attack", "good answered", "their p95, over unloaded", "peak MB over idle", "attack answered")
+    print_table(heads, lines, f"service under attack, {model}, N = 20")

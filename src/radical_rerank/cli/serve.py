@@ -23,6 +23,9 @@ def serve(
     port: Annotated[int, typer.Option(help="Where to listen.")] = 8000,
     api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must send.")] = None,
     allow_host: Annotated[list[str] | None, typer.Option(help="A host that image URLs may name.")] = None,
+    trusted_host: Annotated[
+        list[str] | None, typer.Option(help="A name that clients may call this service by; any by default.")
+    ] = None,
     cors_origin: Annotated[list[str] | None, typer.Option(help="A web origin that may call.")] = None,
     queue: Annotated[
         int | None, typer.Option(help="Requests inside at once, running or waiting: 32.")
@@ -57,6 +60,7 @@ def serve(
     try:
         import uvicorn
         from pydantic import ValidationError
+        from pydantic_settings import SettingsError
 
         from radical_rerank.service.app import create_app
         from radical_rerank.service.settings import Settings
@@ -73,13 +77,17 @@ def serve(
         "deadline": deadline,
         "api_keys": api_key,
         "allowed_hosts": allow_host,
+        "trusted_hosts": trusted_host,
         "cors_origins": cors_origin,
     }
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+    except SettingsError as error:  # a list in the environment that is not JSON
+        raise InputError(f"{error}; lists in the environment are JSON") from None
     if ray:
         from radical_rerank.service.on_ray import deploy, wait
 

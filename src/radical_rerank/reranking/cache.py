@@ -10,11 +10,16 @@ from typing import Any
 from PIL import Image
 
 from radical_rerank.backbones import ImageFeatures
+from radical_rerank.reranking.images import PIECE
 
 
 def content_key(image: Image.Image, max_tokens: int, signals: bool = False) -> str:
     """Names an RGB image by its pixels, the resolution at which it is encoded, and what is asked of it."""
-    digest = hashlib.blake2b(image.tobytes(), digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
+    rows = max(1, PIECE // max(1, image.width))
+    for start in range(0, image.height, rows):  # piece by piece: no second copy of a large image
+        box = (0, start, image.width, min(start + rows, image.height))
+        digest.update(image.crop(box).tobytes())
     digest.update(f"{image.size} {max_tokens} {signals}".encode())
     return digest.hexdigest()
 

@@ -108,6 +108,11 @@ def unknown_words(backbone: Backbone, text: str) -> list[str]:
     ]
 
 
+def query_tokens(backbone: Backbone, text: str) -> int:
+    """How many tokens a query has."""
+    return len(_encode_plain(backbone.tokenizer, text.strip()))
+
+
 def build_prompt(
     backbone: Backbone,
     template: PromptTemplate,

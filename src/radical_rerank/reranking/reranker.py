@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 
-from radical_rerank.backbones import Backbone, ImageFeatures
+from radical_rerank.backbones import Backbone, ImageFeatures, Pixels, stopping
 from radical_rerank.errors import InputError, OutOfWorldWarning, UnreadableAnswerError
 from radical_rerank.files import EMBEDDED
 from radical_rerank.method import keep_count
@@ -33,6 +33,7 @@ from radical_rerank.reranking.prompt import (
     Prompt,
     PromptTemplate,
     build_prompt,
+    query_tokens,
     unknown_words,
 )
 from radical_rerank.reranking.report import PruningReport, Totals, make_report
@@ -165,6 +166,7 @@ class Reranker:
         stride: int | None = None,
         max_image_tokens: int = 384,
         max_pixels: int = MAX_PIXELS,
+        max_query_tokens: int | None = None,
         vision_cache_bytes: int = 1 << 30,
         vision_cache: VisionCache | None = None,
         max_new_tokens: int = 512,
@@ -181,6 +183,7 @@ class Reranker:
             windows `stride` apart
         max_image_tokens: larger images are scaled down to this many visual tokens (COCO's have about 300)
         max_pixels: larger images are refused
+        max_query_tokens: longer queries are refused; by default none are
         vision_cache_bytes: how much of the images seen last is kept encoded; 0 for none
         vision_cache: another Reranker's cache of the same model, to share it
         on_unreadable: with scorer "generate", what to do with an answer that names no candidate: "raise" a
@@ -212,6 +215,7 @@ class Reranker:
             raise InputError(f"stride must lie between 1 and window - 1 = {window - 1}, not {stride}")
         self.window, self.stride = window, stride
         self.max_image_tokens, self.max_pixels = max_image_tokens, max_pixels
+        self.max_query_tokens = max_query_tokens
         self.max_new_tokens, self.on_unreadable = max_new_tokens, on_unreadable
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
         self._say = say
@@ -269,18 +273,31 @@ class Reranker:
         batch_size: int = 1,
         on_error: OnError = "raise",
         progress: bool = False,
+        stop: Callable[[], bool] | None = None,
     ) -> Iterator[Ranking]:
         """Rankings of many lists, in their order, as they are ready.
 
         batch_size: lists that run through the model together; the rankings are the same.
         progress: show a bar on stderr.
+        stop: asked before each layer of the encoder and of the decoder; once it says True, a StoppedError
+            is raised
         """
         if on_error not in ("raise", "skip"):
             raise InputError(f'on_error must be "raise" or "skip", not {on_error!r}')
         if top_k is not None:
             _check_count("top_k", top_k)
         _check_count("batch_size", batch_size)
-        return self._rank_many(lists, top_k, batch_size, on_error, progress)
+        rankings = self._rank_many(lists, top_k, batch_size, on_error, progress)
+        return rankings if stop is None else self._until(stop, rankings)
+
+    def _until(self, stop: Callable[[], bool], rankings: Iterator[Ranking]) -> Iterator[Ranking]:
+        while True:
+            # Only while a ranking is made: what the caller does with the model between two is not ours.
+            with stopping(self.backbone.model, stop):
+                ranking = next(rankings, None)
+            if ranking is None:
+                return
+            yield ranking
 
     def _rank_many(
         self,
@@ -308,16 +325,21 @@ class Reranker:
         self, query: str | Query, documents: Sequence[Document], on_error: OnError
     ) -> tuple[_List, tuple[Skipped, ...]]:
         query = query if isinstance(query, Query) else Query(query)
-        if not isinstance(query.text, str) or not query.text.strip():
-            raise InputError(f"the query is empty: {query.text!r}")
+        self.check_query(query.text)
         reference = None
         if query.reference is not None:
             reference = load_image(query.reference, name="the reference image", max_pixels=self.max_pixels)
+            self.check_image(reference, "the reference image")
         images: list[Image.Image] = []
         numbers: list[int] = []
         skipped: list[Skipped] = []
         names = [f"document {number}" for number in range(len(documents))]
         for number, found in enumerate(load_images(documents, names=names, max_pixels=self.max_pixels)):
+            if not isinstance(found, InputError):
+                try:
+                    self.check_image(found, names[number], thoroughly=on_error == "skip")
+                except InputError as error:
+                    found = error
             if not isinstance(found, InputError):
                 images.append(found)
                 numbers.append(number)
@@ -328,6 +350,30 @@ class Reranker:
         work = _List(query.text.strip(), reference, images, numbers)
         self._warn_of_other_worlds(work)
         return work, tuple(skipped)
+
+    def check_query(self, text: str) -> None:
+        """An InputError where this text cannot be a query."""
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"the query is empty: {text!r}")
+        if self.max_query_tokens is not None:
+            with self.backbone.exclusive():
+                count = query_tokens(self.backbone, text)
+            if count > self.max_query_tokens:
+                raise InputError(
+                    f"the query has {count} tokens, more than the limit of {self.max_query_tokens}"
+                )
+
+    def check_image(self, image: Image.Image, name: str, *, thoroughly: bool = False) -> None:
+        """An InputError where the model cannot take this RGB image, for example for its aspect ratio.
+
+        thoroughly: prepare it as for the encoder, not only its size
+        """
+        try:
+            self.backbone.count_tokens(image, self.max_image_tokens)
+            if thoroughly:
+                self.backbone.preprocess(image, self.max_image_tokens)
+        except Exception as error:  # processors raise what they like
+            raise unusable(name, error) from error
 
     def _warn_of_other_worlds(self, work: _List) -> None:
         """The embedded model's world is closed: say so where a query or a picture is not of it."""
@@ -505,12 +551,15 @@ class Reranker:
         wanted: list[list[str]] = []
         found: dict[str, ImageFeatures] = {}
         new: dict[str, tuple[Image.Image, int]] = {}
+        names: dict[str, str] = {}
         with clock("preprocess"):
             for work, limit in zip(lists, limits, strict=True):
                 context = [] if work.reference is None else [(work.reference, self.max_image_tokens)]
                 images = [*context, *zip(work.images, limit, strict=True)]
                 keys = [content_key(image, most, signals) for image, most in images]
                 wanted.append(keys)
+                called = ["the reference image"] * len(context) + [f"document {n}" for n in work.numbers]
+                names.update(zip(keys, called, strict=True))
                 for key, image in zip(keys, images, strict=True):
                     if key in found or key in new:
                         continue
@@ -519,8 +568,15 @@ class Reranker:
                         new[key] = image
                     else:
                         found[key] = cached
+
+        def prepared(key: str) -> Pixels:
+            try:
+                return self.backbone.preprocess(*new[key])
+            except Exception as error:
+                raise unusable(names[key], error) from error
+
         with ThreadPoolExecutor(THREADS) as pool:
-            pixels = pool.map(lambda pair: self.backbone.preprocess(*pair), new.values())
+            pixels = pool.map(prepared, new)
             remaining = iter(new)
             while keys := list(islice(remaining, ENCODED_TOGETHER)):
                 with clock("preprocess"):
@@ -577,6 +633,10 @@ def _listed(documents: Any) -> Sequence[Document]:
     if single or not isinstance(documents, Iterable) or (shape is not None and len(shape) < 4):
         raise InputError(f"documents must be a list of images, not a single one ({type(documents).__name__})")
     return documents if isinstance(documents, (list, tuple)) else list(documents)
+
+
+def unusable(name: str, error: Exception) -> InputError:
+    return InputError(f"{name} cannot be prepared for the model: {error}")
 
 
 def _signals(features: Sequence[ImageFeatures]) -> VisionSignals:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from threading import Lock
 from typing import Any, Protocol
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.errors import OutOfWorldWarning
+from radical_rerank.errors import OutOfWorldWarning, RadicalError
 from radical_rerank.pruning import Profile, RaDiCal, build
 from radical_rerank.reranking import Ranking, Reranker
 from radical_rerank.reranking.cache import VisionCache
 from radical_rerank.scenes.lists import make_list
-from radical_rerank.service.errors import ServiceError
+from radical_rerank.service.errors import ServiceError, too_late
 from radical_rerank.service.settings import Settings
 from radical_rerank.service.worker import Job, Work, Worker
 
@@ -35,6 +38,9 @@ class Backend(Protocol):
 
     def stop(self) -> None:
         """Finish what is inside, take nothing new."""
+
+    async def check(self, work: Work) -> None:
+        """A ServiceError where the model cannot take this query or one of these images. Needs no place."""
 
     def admitted(self) -> AbstractContextManager[None]:
         """A place for one request, or a ServiceError at once."""
@@ -75,6 +81,7 @@ class Local:
     ) -> None:
         self.settings, self._load, self._observe = settings, load or self._from_settings, observe
         self.worker: Worker | None = None
+        self._checking = Lock()
 
     def _from_settings(self) -> Backbone:
         own = self.settings
@@ -85,7 +92,11 @@ class Local:
         warnings.simplefilter("ignore", OutOfWorldWarning)
 
         def prepare() -> float:
-            self.rerankers = Rerankers(self._load())
+            backbone = self._load()
+            self.rerankers = Rerankers(backbone)
+            # Tokenizers are not for two threads at once: checks have their own.
+            own = replace(backbone, tokenizer=copy.deepcopy(backbone.tokenizer))
+            self._checks = Reranker(own, "dense", max_query_tokens=self.settings.max_query_tokens)
             return warm_up(self.rerankers(self.settings.method, self.settings.keep))
 
         worker = Worker(
@@ -111,6 +122,20 @@ class Local:
     def inside(self) -> int:
         return 0 if self.worker is None else self.worker.inside
 
+    async def check(self, work: Work) -> None:
+        await asyncio.to_thread(self._check, work)
+
+    def _check(self, work: Work) -> None:
+        try:
+            with self._checking:
+                self._checks.check_query(work.query.text)
+                if work.query.reference is not None:
+                    self._checks.check_image(work.query.reference, "the reference")
+                for number, image in enumerate(work.images):
+                    self._checks.check_image(image, f"document {number}")
+        except RadicalError as error:
+            raise ServiceError(422, "cannot_rank", str(error)) from None
+
     def admitted(self) -> AbstractContextManager[None]:
         assert self.worker is not None
         return self.worker.admitted()
@@ -125,7 +150,7 @@ class Local:
                 left = work.deadline - time.monotonic()
                 if left <= 0:
                     job.future.cancel()
-                    raise ServiceError(504, "deadline", "the ranking took longer than the deadline")
+                    raise too_late()
                 done, _ = await asyncio.wait([job.future], timeout=min(left, 0.25))
                 if done:
                     return job.future.result()

@@ -1,10 +1,6 @@
-"""Errors as the client sees them: JSON with a code, never a traceback or a server path."""
+"""Errors as the client sees them: a status, a code and a sentence, never a traceback or a server path."""
 
 from __future__ import annotations
-
-from typing import Any
-
-from fastapi.responses import JSONResponse
 
 
 class ServiceError(Exception):
@@ -14,11 +10,10 @@ class ServiceError(Exception):
         super().__init__(message)
         self.status, self.code, self.message, self.headers = status, code, message, headers or {}
 
-    def response(self) -> JSONResponse:
-        return error_response(self.status, self.code, self.message, self.headers)
+
+def overloaded(message: str = "too many requests are waiting", seconds: float = 1.0) -> ServiceError:
+    return ServiceError(429, "overloaded", message, {"Retry-After": str(max(1, round(seconds)))})
 
 
-def error_response(
-    status: int, code: str, message: str, headers: dict[str, str] | None = None, **more: Any
-) -> JSONResponse:
-    return JSONResponse({"error": {"code": code, "message": message, **more}}, status, headers)
+def too_late() -> ServiceError:
+    return ServiceError(504, "deadline", "the request took longer than its deadline")

@@ -16,7 +16,7 @@ from radical_rerank.errors import InputError
 from radical_rerank.reranking import Ranking
 from radical_rerank.service.app import create_app
 from radical_rerank.service.backend import Gone, Local
-from radical_rerank.service.errors import ServiceError
+from radical_rerank.service.errors import ServiceError, overloaded, too_late
 from radical_rerank.service.settings import Settings
 from radical_rerank.service.worker import Work
 
@@ -39,9 +39,10 @@ class Ranker:
         async def never() -> bool:
             return False
 
+        here = replace(work, deadline=time.monotonic() + seconds)
         try:
+            await self._local.check(here)
             with self._local.admitted():
-                here = replace(work, deadline=time.monotonic() + seconds)
                 ranking = await self._local.rank(here, never)
         except ServiceError as error:
             return error.status, error.code, error.message, error.headers
@@ -71,10 +72,13 @@ class Remote:
     def stop(self) -> None:
         self.ready = False
 
+    async def check(self, work: Work) -> None:
+        """The replica does: it has the model."""
+
     @contextmanager
     def admitted(self) -> Iterator[None]:
         if self.inside >= self.places:
-            raise ServiceError(429, "overloaded", "too many requests are waiting", {"Retry-After": "1"})
+            raise overloaded()
         self.inside += 1
         try:
             yield
@@ -88,18 +92,16 @@ class Remote:
         for attempt in range(TRIES):
             left = work.deadline - time.monotonic()
             if left <= 0 or await gone():
-                raise ServiceError(504, "deadline", "the ranking took longer than the deadline")
+                raise too_late()
             try:
                 answer = await asyncio.wait_for(self._ranker.rank.remote(work, left), timeout=left)
             except (RayActorError, DeploymentUnavailableError):  # the replica has died: another may live
                 await asyncio.sleep(0.1 * 2**attempt)
                 continue
             except asyncio.TimeoutError:
-                raise ServiceError(504, "deadline", "the ranking took longer than the deadline") from None
+                raise too_late() from None
             except BackPressureError:
-                raise ServiceError(
-                    429, "overloaded", "too many requests are waiting", {"Retry-After": "1"}
-                ) from None
+                raise overloaded() from None
             except RayTaskError:
                 raise ServiceError(500, "internal", "the ranking failed") from None
             if isinstance(answer, tuple):

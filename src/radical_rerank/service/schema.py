@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, FailFast, Field
 
 
 class ImageUrl(BaseModel):
@@ -21,7 +21,7 @@ class ImagePart(BaseModel):
 class ContentDocument(BaseModel):
     """A document of one image. Several images in one content would be one document, which is not ranked."""
 
-    content: Annotated[list[ImagePart], Field(min_length=1, max_length=1)]
+    content: Annotated[list[ImagePart], FailFast(), Field(min_length=1, max_length=1)]
 
 
 class ImageDocument(BaseModel):
@@ -40,7 +40,8 @@ class RerankRequest(BaseModel):
     """
 
     query: Annotated[str, Field(min_length=1, max_length=10_000)]
-    documents: Annotated[list[Document], Field(min_length=1)]
+    # One bad element is enough to refuse: a million errors would take minutes and gigabytes.
+    documents: Annotated[list[Document], FailFast(), Field(min_length=1)]
     model: str | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = False
@@ -80,3 +81,5 @@ class Problem(BaseModel):
 
 class ErrorResponse(BaseModel):
     error: Problem
+    detail: str
+    """the message once more, where clients of Jina look for it"""

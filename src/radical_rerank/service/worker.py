@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from PIL import Image
 
-from radical_rerank.errors import RadicalError
+from radical_rerank.errors import RadicalError, StoppedError
 from radical_rerank.reranking import Query, Ranking, Reranker
-from radical_rerank.service.errors import ServiceError
+from radical_rerank.service.errors import ServiceError, overloaded, too_late
 
 log = logging.getLogger("radical_rerank.service")
 
@@ -97,19 +97,13 @@ class Worker:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """A place for one request from before its pictures are decoded until it is answered; or a
-        ServiceError at once."""
+        """A place for one request from when it is read until it is answered; or a ServiceError at once."""
         with self._changed:
             if self._stopping:
                 raise ServiceError(503, "shutting_down", "the service is shutting down", {"Retry-After": "5"})
             wait = self._wait()
             if self._inside >= self._places or wait > self._patience * self.seconds:
-                raise ServiceError(
-                    429,
-                    "overloaded",
-                    "too many requests are waiting",
-                    {"Retry-After": str(max(1, round(wait)))},
-                )
+                raise overloaded(seconds=wait)
             self._inside += 1
         try:
             yield
@@ -185,19 +179,12 @@ class Worker:
         now = time.monotonic()
         for job in batch:
             if now > job.work.deadline:
-                self._fail(job, ServiceError(504, "deadline", "the request waited longer than its deadline"))
+                self._fail(job, too_late())
         batch = [job for job in batch if now <= job.work.deadline and not job.future.done()]
         if not batch:
             return 0
         reranker = self._reranker_for(*batch[0].work.kind)
-        try:
-            lists = [(job.work.query, job.work.images) for job in batch]
-            rankings: Sequence[Ranking | ServiceError] = list(
-                reranker.rank_many(lists, batch_size=len(lists))
-            )
-        except RadicalError:  # one of them is bad: each on its own
-            rankings = [self._alone(reranker, job) for job in batch]
-        for job, ranking in zip(batch, rankings, strict=True):
+        for job, ranking in zip(batch, self._rankings(reranker, batch), strict=True):
             if isinstance(ranking, ServiceError):
                 self._fail(job, ranking)
             else:
@@ -205,11 +192,25 @@ class Worker:
                 job.loop.call_soon_threadsafe(_settle, job.future, ranking)
         return len(batch)
 
-    def _alone(self, reranker: Reranker, job: Job) -> Ranking | ServiceError:
+    def _rankings(self, reranker: Reranker, batch: list[Job]) -> list[Ranking | ServiceError]:
+        """Each job's ranking or error; where a batch fails, for whatever reason, each on its own."""
+
+        def over() -> bool:
+            now = time.monotonic()
+            return all(job.future.done() or now > job.work.deadline for job in batch)
+
+        lists = [(job.work.query, job.work.images) for job in batch]
         try:
-            return reranker.rank(job.work.query, job.work.images)
-        except RadicalError as error:
-            return ServiceError(422, "cannot_rank", str(error))
+            return list(reranker.rank_many(lists, batch_size=len(lists), stop=over))
+        except StoppedError:
+            return [too_late()] * len(batch)
+        except Exception as error:
+            if len(batch) > 1:  # nobody pays for another
+                return [found for job in batch for found in self._rankings(reranker, [job])]
+            if isinstance(error, RadicalError):
+                return [ServiceError(422, "cannot_rank", str(error))]
+            log.exception("a ranking failed")
+            return [ServiceError(500, "internal", "the ranking failed")]
 
     def _fail(self, job: Job, error: ServiceError) -> None:
         job.loop.call_soon_threadsafe(_settle, job.future, error)

@@ -42,10 +42,12 @@ async function add(uri, name) {
 }
 const count = () => `${state.pictures.length} picture${state.pictures.length === 1 ? "" : "s"}`;
 async function addFiles(files) {
+  const problems = [];
   for (const file of files) {
-    try { await add(await read(file), file.name); say(count()); }
-    catch (error) { say(error.message, true); }
+    try { await add(await read(file), file.name); }
+    catch (error) { problems.push(error.message); }
   }
+  say([count(), ...problems].join("; "), problems.length > 0);
 }
 function clear() {
   state.pictures = [];

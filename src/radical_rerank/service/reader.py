@@ -1,0 +1,112 @@
+"""A program that parses requests and decodes pictures for the service, in a process that may be killed.
+
+`readers` starts it as a file, not as a module: the package's own `__init__` would load torch, ten times what
+this needs. It talks through one connection, in JSON and raw pixels: should a picture take this process over,
+there is nothing in what it sends that the service would run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import sys
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PIECE = struct.Struct("!4I")
+"""left, top, width, height of a piece of a picture; its RGB bytes follow"""
+
+
+def main(socket: int, memory: int) -> None:
+    import resource
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes the connection
+    os.nice(10)  # the model comes first
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for package in ("radical_rerank", "radical_rerank.reranking", "radical_rerank.service"):
+        _bare(package)
+    import radical_rerank.service.documents  # noqa: F401 - now, not while a request waits
+
+    connection = Connection(socket)
+    connection.send_bytes(b"ready")
+    while True:
+        try:
+            task = json.loads(connection.recv_bytes())
+            _serve(connection, task)
+        except MemoryError:  # perhaps in the middle of a message: this process cannot go on
+            _refuse(connection, 422, "too_large", "the request takes too much memory to read", last=True)
+            return
+        except (EOFError, OSError):
+            return
+
+
+def _bare(package: str) -> None:
+    """Let a package's modules be imported without its `__init__`."""
+    module = ModuleType(package)
+    module.__path__ = [str(Path(__file__).parents[1].joinpath(*package.split(".")[1:]))]
+    sys.modules[package] = module
+
+
+def _serve(connection: Connection, task: dict[str, Any]) -> None:
+    from radical_rerank.service.errors import ServiceError
+
+    try:
+        images = _opened(connection, task)
+        if connection.recv_bytes() != b"go":
+            return
+        for name, image in images:
+            _send(connection, name, image)
+        connection.send_bytes(json.dumps({"done": True}).encode())
+    except ServiceError as error:
+        _refuse(connection, error.status, error.code, error.message)
+
+
+def _refuse(connection: Connection, status: int, code: str, message: str, last: bool = False) -> None:
+    connection.send_bytes(json.dumps({"error": [status, code, message], "last": last}).encode())
+
+
+def _opened(connection: Connection, task: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Opens the pictures of a task and tells what it will take to decode them."""
+    from radical_rerank.service.documents import Limits, Pictures, asked_of, parse
+
+    limits = Limits(**{**task["limits"], "methods": tuple(task["limits"]["methods"])})
+    pictures = Pictures(limits, task["pixels"])
+    if task["kind"] == "request":
+        asked, images = asked_of(parse(connection.recv_bytes(), limits), pictures)
+        fields = asdict(asked)
+    else:
+        data = [connection.recv_bytes() for _ in task["names"]]
+        images = [(name, pictures.open(one, name)) for name, one in zip(task["names"], data, strict=True)]
+        fields = None
+    told = {"asked": fields, "pixels": pictures.pixels - task["pixels"], "work": pictures.work}
+    connection.send_bytes(json.dumps(told).encode())
+    return images
+
+
+def _send(connection: Connection, name: str, image: Any) -> None:
+    """Decodes and sends one picture, upright and in RGB: its size, then its pieces."""
+    from radical_rerank.reranking.images import decode, pieces
+    from radical_rerank.service.errors import ServiceError
+
+    try:
+        size = decode(image)
+        connection.send_bytes(json.dumps({"size": size}).encode())
+        for (left, top), piece in pieces(image):
+            connection.send_bytes(PIECE.pack(left, top, *piece.size) + piece.tobytes())
+    except (MemoryError, ServiceError, BrokenPipeError, ConnectionError):
+        raise
+    except Exception as error:
+        raise ServiceError(422, "bad_image", f"{name} cannot be read as an image: {error}") from None
+    finally:
+        image.close()
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # this folder: its modules are imported by their full names
+    main(int(sys.argv[1]), int(sys.argv[2]))
