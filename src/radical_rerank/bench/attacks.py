@@ -79,7 +79,7 @@ def run_attacks(
     with hostile_host() as port:
         for name in track(list(names or all_attacks(port)), "attacks"):
             with (
-                serving(model, program=("-c", SERVE), patience=100.0, allow_host=HOST) as (url, process),
+                serving(model, program=("-c", SERVE), allow_host=HOST) as (url, process),
                 httpx.Client(base_url=url, timeout=120) as http,
             ):
                 _ask(http, cycle(work), len(work))  # every list is seen once before anything is timed

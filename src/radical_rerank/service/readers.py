@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing import Pipe
 from pathlib import Path
@@ -350,4 +351,5 @@ def _settle(job: _Job, result: Read | ServiceError) -> None:
         else:
             job.future.set_result(result)
 
-    job.loop.call_soon_threadsafe(settle)
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more, and the thread must go on
+        job.loop.call_soon_threadsafe(settle)
