@@ -235,6 +235,13 @@ def test_mteb_keeps_the_results_of_settings_apart(backbone: Backbone, tmp_path: 
         model.reranker.rank = lambda *a, keep=keep, rank=rank: (ranked.append(keep), rank(*a))[1]
         mteb.evaluate(model, task, cache=cache, show_progress_bar=False)
     assert ranked == [0.5, 0.5, 0.25, 0.25]  # the third finds what the first kept
+    for other in (
+        Reranker(backbone, "fastv", keep=0.5, max_image_tokens=24),
+        Reranker(backbone, "fastv", keep=0.5, max_image_tokens=48, scorer="generate"),
+        Reranker(backbone, "fastv", keep=0.5, max_image_tokens=48, window=3),
+    ):
+        told = RadicalSearch(reranker=other).mteb_model_meta.experiment_kwargs
+        assert told != model.mteb_model_meta.experiment_kwargs
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

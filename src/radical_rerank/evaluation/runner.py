@@ -137,14 +137,14 @@ class Runner:
             "seed": cell.seed,
             "options": cell.options,
             "data": cell.data,
-            **_facts(self.reranker(cell)),
+            **self.reranker(cell).settings,
         }
 
     def _setting(self, cell: Cell) -> str:
         """A digest of the model and of all that a Reranker was told, defaults and trust profile included."""
         if cell.key not in self._settings:
             reranker = self.reranker(cell)
-            facts = [_facts(reranker), self.backbone.reading, reranker.pruner, cell.seed]
+            facts = [reranker.settings, self.backbone.reading, reranker.pruner, cell.seed]
             self._settings[cell.key] = digest_of(facts)
         return self._settings[cell.key]
 
@@ -168,21 +168,6 @@ class Runner:
         if self.calibration is None:
             self.calibration = profile_of(self.plain, say=self.say)
         return self.calibration
-
-
-def _facts(reranker: Reranker) -> dict[str, Any]:
-    """Of the model and of how lists are put to it."""
-    return {
-        "model": reranker.backbone.name,
-        "fingerprint": reranker.backbone.fingerprint,
-        "dtype": reranker.backbone.dtype,
-        "scorer": reranker.scorer,
-        "max_image_tokens": reranker.max_image_tokens,
-        "max_new_tokens": reranker.max_new_tokens,
-        "template": digest_of(reranker.template),
-        "window": reranker.window,
-        "stride": reranker.stride,
-    }
 
 
 def work_of(data: Dataset, number: int, pools: Pools | None = None) -> Work:

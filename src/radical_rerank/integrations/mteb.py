@@ -36,7 +36,7 @@ class RadicalSearch:
         **options: Any,
     ) -> None:
         self.reranker = reranker or Reranker.from_pretrained(model_name, device=device, **options)
-        self._name, self._revision, self._options = model_name, revision, options
+        self._name, self._revision = model_name, revision
         self._corpus: Any = None
 
     def index(self, corpus: Any, **_: Any) -> None:
@@ -63,16 +63,16 @@ class RadicalSearch:
     @property
     def mteb_model_meta(self) -> ModelMeta:
         pruner = self.reranker.pruner
-        # MTEB keeps results by name and experiment: budgets and methods must not share theirs.
-        settings = {field.name: str(getattr(pruner, field.name)) for field in fields(pruner)}
-        given = {name: str(value) for name, value in self._options.items()}
+        # MTEB keeps results by name and experiment: nothing that changes a ranking may share one.
+        settings = {name: str(value) for name, value in self.reranker.settings.items()}
+        settings |= {field.name: str(getattr(pruner, field.name)) for field in fields(pruner)}
         return ModelMeta.create_empty(
             overwrites={
                 "name": f"radical-rerank/{self._name.replace('/', '__')}",
                 "revision": self._revision or "no_revision_available",
                 "modalities": ["text", "image"],
                 "similarity_fn_name": ScoringFunction.CUSTOM,
-                "experiment_kwargs": {**given, **settings, "method": type(pruner).__name__},
+                "experiment_kwargs": {**settings, "method": type(pruner).__name__},
             }
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import time
@@ -10,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from numbers import Integral
@@ -607,6 +608,22 @@ class Reranker:
             blocks=[feature.blocks for feature in work.candidates(features)],
             full=full,
         )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The model and how lists are put to it: with the pruner, all that decides a ranking."""
+        words = json.dumps(asdict(self.template), sort_keys=True)
+        return {
+            "model": self.backbone.name,
+            "fingerprint": self.backbone.fingerprint,
+            "dtype": self.backbone.dtype,
+            "scorer": self.scorer,
+            "max_image_tokens": self.max_image_tokens,
+            "max_new_tokens": self.max_new_tokens,
+            "template": hashlib.sha256(words.encode()).hexdigest()[:16],
+            "window": self.window,
+            "stride": self.stride,
+        }
 
     # Calibration.
 
