@@ -514,12 +514,19 @@ def worker_of(slow: Slow, **options: Any) -> Worker:
     return worker
 
 
-async def asked(worker: Worker, text: str, deadline: float = 10.0, kind: tuple[str, float] = ("a", 1)) -> str:
+async def asked(
+    worker: Worker,
+    text: str,
+    deadline: float = 10.0,
+    kind: tuple[str, float] = ("a", 1),
+    images: list[Image.Image] | None = None,
+) -> str:
     from radical_rerank.reranking import Query
 
-    with worker.admitted():
+    work = Work(Query(text), images or [], kind, time.monotonic() + deadline)
+    with worker.admitted(work.heavy):
         loop = asyncio.get_running_loop()
-        job = Job(Work(Query(text), [], kind, time.monotonic() + deadline), loop, loop.create_future())
+        job = Job(work, loop, loop.create_future())
         worker.submit(job)
         try:
             ranking = await job.future
@@ -589,6 +596,26 @@ def test_a_full_line_is_refused_at_once() -> None:
         return await asyncio.gather(*jobs)
 
     assert asyncio.run(three()) == ["0", "1"]
+    worker.stop(5)
+
+
+def test_heavy_requests_never_keep_light_ones_out() -> None:
+    worker = worker_of(Slow(0.2), patience=0.5, max_batch=4)
+    large = [Image.new("L", (4000, 4000))]
+
+    async def both() -> list[Any]:
+        heavy = asyncio.create_task(asked(worker, "heavy", images=large))
+        await asyncio.sleep(0.02)
+        with pytest.raises(ServiceError):  # another heavy one would wait for the first
+            await asked(worker, "heavy too", images=large)
+        light = asyncio.create_task(asked(worker, "light"))
+        await asyncio.sleep(0.02)
+        for images in ([], large):  # the light one that waits is in the way of both kinds
+            with pytest.raises(ServiceError):
+                await asked(worker, "late", images=images)
+        return await asyncio.gather(heavy, light)
+
+    assert asyncio.run(both()) == ["heavy", "light"]
     worker.stop(5)
 
 

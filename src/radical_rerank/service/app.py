@@ -140,7 +140,7 @@ def _ranking(settings: Settings, source: Backend, reading: Reading, metrics: Met
             method, keep = asked.method or settings.method, asked.keep or settings.keep
             work = Work(query, images, (method, keep), incoming.end)
             await source.check(work)
-            with source.admitted():
+            with source.admitted(work.heavy):
                 ranking = await source.rank(work, request.is_disconnected)
         metrics.seconds.observe(time.monotonic() - started)
         return _answer(asked, ranking, settings.shown_model)

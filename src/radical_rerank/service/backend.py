@@ -42,7 +42,7 @@ class Backend(Protocol):
     async def check(self, work: Work) -> None:
         """A ServiceError where the model cannot take this query or one of these images. Needs no place."""
 
-    def admitted(self) -> AbstractContextManager[None]:
+    def admitted(self, heavy: bool) -> AbstractContextManager[None]:
         """A place for one request, or a ServiceError at once."""
 
     async def rank(self, work: Work, gone: Gone) -> Ranking:
@@ -136,9 +136,9 @@ class Local:
         except RadicalError as error:
             raise ServiceError(422, "cannot_rank", str(error)) from None
 
-    def admitted(self) -> AbstractContextManager[None]:
+    def admitted(self, heavy: bool) -> AbstractContextManager[None]:
         assert self.worker is not None
-        return self.worker.admitted()
+        return self.worker.admitted(heavy)
 
     async def rank(self, work: Work, gone: Gone) -> Ranking:
         assert self.worker is not None

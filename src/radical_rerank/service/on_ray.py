@@ -42,7 +42,7 @@ class Ranker:
         here = replace(work, deadline=time.monotonic() + seconds)
         try:
             await self._local.check(here)
-            with self._local.admitted():
+            with self._local.admitted(here.heavy):
                 ranking = await self._local.rank(here, never)
         except ServiceError as error:
             return error.status, error.code, error.message, error.headers
@@ -76,7 +76,7 @@ class Remote:
         """The replica does: it has the model."""
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
+    def admitted(self, heavy: bool) -> Iterator[None]:
         if self.inside >= self.places:
             raise overloaded()
         self.inside += 1

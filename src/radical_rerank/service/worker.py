@@ -20,6 +20,9 @@ from radical_rerank.service.errors import ServiceError, overloaded, too_late
 log = logging.getLogger("radical_rerank.service")
 
 
+LIGHT_PIXELS = 8_000_000
+
+
 @dataclass(frozen=True)
 class Work:
     """One list to rank.
@@ -33,6 +36,29 @@ class Work:
     kind: tuple[str, float]
     deadline: float
 
+    @property
+    def heavy(self) -> bool:
+        """Whether its pictures take long to scale down."""
+        return sum(image.width * image.height for image in self.images) > LIGHT_PIXELS
+
+
+@dataclass
+class Load:
+    """Requests inside and lists that run now; seconds per list, a running mean."""
+
+    inside: int = 0
+    running: int = 0
+    seconds: float = 0.0
+
+    def wait(self, elapsed: float) -> float:
+        """Seconds until all of them are done: what is left of those that run, and all that wait."""
+        ahead = max(0, self.inside - self.running)
+        left = self.running * self.seconds - elapsed if self.running else 0.0
+        return ahead * self.seconds + max(0.0, left)
+
+    def learn(self, seconds: float) -> None:
+        self.seconds += 0.2 * (seconds - self.seconds) if self.seconds else seconds
+
 
 @dataclass(eq=False)
 class Job:
@@ -45,7 +71,11 @@ class Job:
 
 
 class Worker:
-    """`admitted` and `submit` from the event loop; the thread ranks and answers."""
+    """`admitted` and `submit` from the event loop; the thread ranks and answers.
+
+    Heavy requests are refused for the sake of light ones, never the other way round: what a light one would
+    wait for heavy ones does not count when it is let in.
+    """
 
     def __init__(
         self,
@@ -66,11 +96,9 @@ class Worker:
         self._line: deque[Job] = deque()
         self._changed = threading.Condition()
         self._stopping = False
-        self._inside = 0
-        self._running, self._since = 0, 0.0
-        """how many lists run now, and since when"""
-        self.seconds = 0.0
-        """per list, a running mean"""
+        self._light, self._heavy = Load(), Load()
+        self._since = 0.0
+        """when the lists that run now began"""
         self._thread = threading.Thread(target=self._run, name="ranker", daemon=True)
 
     def start(self) -> None:
@@ -93,29 +121,30 @@ class Worker:
 
     @property
     def inside(self) -> int:
-        return self._inside
+        return self._light.inside + self._heavy.inside
+
+    @property
+    def seconds(self) -> float:
+        """Per light list, a running mean."""
+        return self._light.seconds
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
+    def admitted(self, heavy: bool = False) -> Iterator[None]:
         """A place for one request from when it is read until it is answered; or a ServiceError at once."""
+        load = self._heavy if heavy else self._light
         with self._changed:
             if self._stopping:
                 raise ServiceError(503, "shutting_down", "the service is shutting down", {"Retry-After": "5"})
-            wait = self._wait()
-            if self._inside >= self._places or wait > self._patience * self.seconds:
+            elapsed = time.monotonic() - self._since
+            wait = self._light.wait(elapsed) + (self._heavy.wait(elapsed) if heavy else 0.0)
+            if self.inside >= self._places or wait > self._patience * load.seconds:
                 raise overloaded(seconds=wait)
-            self._inside += 1
+            load.inside += 1
         try:
             yield
         finally:
             with self._changed:
-                self._inside -= 1
-
-    def _wait(self) -> float:
-        """Seconds until a new request would run: what is left of those that run, and all that wait."""
-        ahead = max(0, self._inside - self._running)
-        left = self._running * self.seconds - (time.monotonic() - self._since) if self._running else 0.0
-        return ahead * self.seconds + max(0.0, left)
+                load.inside -= 1
 
     def submit(self, job: Job) -> None:
         with self._changed:
@@ -132,7 +161,7 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            self.seconds = self._prepare()
+            self._light.seconds = self._heavy.seconds = self._prepare()
         except BaseException as error:
             self._error = error
             return
@@ -148,30 +177,30 @@ class Worker:
                 for job in batch:
                     self._fail(job, ServiceError(500, "internal", "the ranking failed"))
             spent = time.monotonic() - start
+            load = self._heavy if batch[0].work.heavy else self._light
             with self._changed:
-                self._running = 0
+                load.running = 0
                 if ranked:
-                    each = spent / ranked
-                    self.seconds += 0.2 * (each - self.seconds) if self.seconds else each
+                    load.learn(spent / ranked)
             if ranked:
                 self._observe("batch_size", ranked)
 
     def _next(self) -> list[Job]:
-        """The first job and others of its kind; none when it is time to stop."""
+        """The first job and others of its kind, as heavy as it; none when it is time to stop."""
         with self._changed:
             while not self._line:
-                if self._stopping and not self._inside:
+                if self._stopping and not self.inside:
                     return []
                 self._changed.wait(0.1 if self._stopping else None)
             first = self._line.popleft()
-            batch = [first]
+            batch, heavy = [first], first.work.heavy
             for job in list(self._line):
                 if len(batch) == self._max_batch:
                     break
-                if job.work.kind == first.work.kind:
+                if (job.work.kind, job.work.heavy) == (first.work.kind, heavy):
                     self._line.remove(job)
                     batch.append(job)
-            self._running, self._since = len(batch), time.monotonic()
+            (self._heavy if heavy else self._light).running, self._since = len(batch), time.monotonic()
             return batch
 
     def _rank(self, batch: list[Job]) -> int:
