@@ -16,11 +16,9 @@ from PIL import Image
 from radical_rerank.errors import RadicalError, StoppedError
 from radical_rerank.reranking import Query, Ranking, Reranker
 from radical_rerank.service.errors import ServiceError, overloaded, too_late
+from radical_rerank.service.readers import LIGHT_WORK
 
 log = logging.getLogger("radical_rerank.service")
-
-
-LIGHT_PIXELS = 8_000_000
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Work:
     @property
     def heavy(self) -> bool:
         """Whether its pictures take long to scale down."""
-        return sum(image.width * image.height for image in self.images) > LIGHT_PIXELS
+        return sum(image.width * image.height for image in self.images) > LIGHT_WORK
 
 
 @dataclass
