@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from radical_rerank import Dense, PromptTemplate, Query, RaDiCal, Reranker, calibrate
-from radical_rerank.backbones import Backbone, stopping
+from radical_rerank.backbones import Backbone
 from tests.tiny import TINY_FAMILIES
 from radical_rerank.errors import (
     CalibrationError,
@@ -294,22 +294,24 @@ def test_a_dense_report_saves_nothing(backbone: Backbone) -> None:
 # Calibration.
 
 
-def test_a_profile_is_measured_once_said_and_kept(backbone: Backbone, private_cache: Path) -> None:
-    said: list[str] = []
+def test_a_profile_is_measured_once_logged_and_kept(
+    backbone: Backbone, private_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="radical_rerank")
     query, images = pictures(12, 4)
-    reranker = Reranker(backbone, "radical", say=said.append)
+    reranker = Reranker(backbone, "radical")
     assert reranker.profile is None
     ranking = reranker.rank(query, images)
-    assert said[0].startswith("no trust profile of")
-    assert any("list 8 of 8" in line for line in said)
+    assert caplog.messages[0].startswith("no trust profile of")
+    assert any("list 8 of 8" in line for line in caplog.messages)
     path = Profile.cache_path(backbone.identity)
     assert private_cache in path.parents
     assert path.is_file()
     assert reranker.profile == Profile.load(path)
-    other = Reranker(backbone, "radical", say=said.append)
-    count = len(said)
+    other = Reranker(backbone, "radical")
+    count = len(caplog.messages)
     assert other.rank(query, images).order == ranking.order
-    assert len(said) == count
+    assert len(caplog.messages) == count
 
 
 def test_calibration_on_own_lists_is_the_mean_over_lists(backbone: Backbone) -> None:
@@ -762,7 +764,7 @@ def test_a_ranking_stops_between_any_two_layers(family: str, backbones: dict[str
 def test_a_stopped_thread_stops_no_other(backbone: Backbone) -> None:
     query, images = pictures(1, 3)
     reranker = Reranker(backbone, "dense")
-    with stopping(backbone.model, lambda: True), ThreadPoolExecutor(1) as pool:
+    with backbone.stopping(lambda: True), ThreadPoolExecutor(1) as pool:
         assert len(pool.submit(reranker.rank, query, images).result()) == 3
         with pytest.raises(StoppedError):
             reranker.rank(query, images)

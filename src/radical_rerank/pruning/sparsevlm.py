@@ -40,8 +40,7 @@ class SparseVLM(Pruner):
         "three cuts by the attention of the words that matter; dropped tokens are clustered"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.budget not in ("fixed", "adaptive"):
             raise InputError(f'budget must be "fixed" or "adaptive", not {self.budget!r}')
         if not 0 <= self.recycle <= 1:
