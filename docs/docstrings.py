@@ -1,6 +1,8 @@
 """Griffe extension: docstrings of this package as Markdown.
 
-A line `name: text` or `name, other: text` becomes a list item, and an `====` table stays as it is typed.
+* a line `name: text` or `name, other: text` outside of an `Args:` section becomes a list item
+* an `====` table stays as it is typed
+* the code of `Example:` is shown as code
 """
 
 from __future__ import annotations
@@ -27,8 +29,7 @@ def names_in(obj: griffe.Object) -> set[str]:
         return {parameter.name for parameter in obj.parameters}
     if isinstance(obj, griffe.Class):
         init = obj.members.get("__init__")
-        names = {parameter.name for parameter in init.parameters} if isinstance(init, griffe.Function) else set()
-        return names | set(obj.members)
+        return set(obj.members) | (names_in(init) if isinstance(init, griffe.Function) else set())
     return set()
 
 
@@ -36,6 +37,7 @@ def as_markdown(text: str, names: set[str]) -> str:
     result: list[str] = []
     in_item = in_table = False
     for line in [*text.splitlines(), ""]:
+        line = "Examples:" if line == "Example:" else line
         found = _ITEM.match(line)
         if in_table and not line.strip():
             result += ["```", ""]

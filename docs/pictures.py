@@ -1,7 +1,7 @@
 """The pictures of the documentation: `python docs/pictures.py` writes them to docs/images.
 
-Needs the package and matplotlib; takes about 20 seconds on a CPU. Everything is drawn from the embedded model: its
-trust profile, and one list of generated scenes.
+Needs the package and matplotlib; takes about 20 seconds on a CPU. Everything is drawn from the embedded
+model: its trust profile, and one list of generated scenes.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def main() -> None:
     cost(task.text, images, reranker)
 
 
-def save(figure: Any, name: str) -> None:
+def save(figure: Any, name: str, dpi: int = 150) -> None:
     IMAGES.mkdir(exist_ok=True)
-    figure.savefig(IMAGES / name, dpi=150, facecolor="white")
+    figure.savefig(IMAGES / name, dpi=dpi, facecolor="white")
     pyplot.close(figure)
     print(IMAGES / name)
 
@@ -101,7 +101,7 @@ def survivors(query: str, images: list[Image.Image], ranking: Ranking, columns: 
             (0.5 * (axes.get_position().x0 + axes.get_position().x1), 0.902),
             xycoords="figure fraction", ha="center", va="bottom", fontsize=9,
         )  # fmt: skip
-    save(figure, "survivors.png")
+    save(figure, "survivors.png", dpi=110)
 
 
 def signals(query: str, images: list[Image.Image], ranking: Ranking, reranker: Reranker) -> None:
@@ -137,7 +137,9 @@ def signals(query: str, images: list[Image.Image], ranking: Ranking, reranker: R
 def trust(reranker: Reranker, ranking: Ranking) -> None:
     """α and H_norm of every layer, and the layers that α-Maximin chose."""
     profile, report = reranker.profile, ranking.report
-    assert profile is not None and profile.h_norm is not None and report is not None
+    assert report is not None
+    assert profile is not None
+    assert profile.h_norm is not None
     chosen = [stage.layer for stage in report.stages]
     figure, axes = pyplot.subplots(figsize=(7.2, 3.9), layout="constrained")
     for layer in chosen:
@@ -208,7 +210,8 @@ def pipeline(ranking: Ranking) -> None:
     box(axes, 3.2, 1.9, 3.0, 1.6, "WHAT: prior\nDTI = CCU · QRel\nonce per list", "#ffedd5")
     stage = left + 2.6 * width
     last = left + 11.4 * width
-    box(axes, stage, 1.9, last - stage, 1.6, "at each stage: score = priorᵅ · attention¹⁻ᵅ\nthe top tokens stay", "#f3f4f6")
+    rule = "at each stage: score = priorᵅ · attention¹⁻ᵅ\nthe top tokens stay"
+    box(axes, stage, 1.9, last - stage, 1.6, rule, "#f3f4f6")
     box(axes, 16.3, 2.75, 4.3, 1.2, "WHEN: α of every layer\nonce per model", LIGHT)
     box(axes, 16.3, 1.1, 4.3, 1.2, "WHERE: α-Maximin chooses\nthe layers, once per model", LIGHT)
     arrow(axes, (2.9, 6.3), (3.6, 6.3))
