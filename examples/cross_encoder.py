@@ -1,7 +1,7 @@
 """Where a sentence-transformers CrossEncoder would rank texts: rank and predict, for pictures."""
 
 from radical_rerank.integrations.cross_encoder import ImageCrossEncoder
-from radical_rerank.scenes.lists import make_list
+from radical_rerank.embedded.scenes.lists import make_list
 
 sample = make_list("test", 7, 6)  # six generated scenes; the first sentence describes one of them
 query = sample.descriptions[0].text()

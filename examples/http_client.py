@@ -6,7 +6,7 @@ import sys
 
 import httpx
 
-from radical_rerank.scenes.lists import make_list
+from radical_rerank.embedded.scenes.lists import make_list
 
 sample = make_list("test", 7, 6)  # six generated scenes; the first sentence describes one of them
 documents = []

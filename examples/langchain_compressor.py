@@ -4,7 +4,7 @@ from langchain_core.documents import Document
 
 from radical_rerank import Reranker
 from radical_rerank.integrations.langchain import RadicalCompressor
-from radical_rerank.scenes.lists import make_list
+from radical_rerank.embedded.scenes.lists import make_list
 
 sample = make_list("test", 7, 6)  # six generated scenes; the first sentence describes one of them
 documents = [Document(f"scene {i}", metadata={"image": image}) for i, image in enumerate(sample.images)]

@@ -7,7 +7,7 @@ from llama_index.core.schema import ImageNode, NodeWithScore
 
 from radical_rerank import Reranker
 from radical_rerank.integrations.llamaindex import RadicalPostprocessor
-from radical_rerank.scenes.lists import make_list
+from radical_rerank.embedded.scenes.lists import make_list
 
 sample = make_list("test", 7, 6)  # six generated scenes; the first sentence describes one of them
 nodes = []

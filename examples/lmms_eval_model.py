@@ -3,7 +3,7 @@
 from lmms_eval.api.instance import Instance
 
 from radical_rerank.integrations.lmms_eval import RadicalLmms
-from radical_rerank.scenes.lists import make_list
+from radical_rerank.embedded.scenes.lists import make_list
 
 picture = make_list("test", 7, 1).images[0]
 model = RadicalLmms(method="radical", keep=0.2)

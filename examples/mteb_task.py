@@ -2,7 +2,7 @@
 
 import mteb
 
-from radical_rerank.evaluation.scene_sets import scenes
+from radical_rerank.embedded.scenes.datasets import scenes
 from radical_rerank.integrations.mteb import RadicalSearch, task_of
 
 # Or any of its tasks: mteb.get_task(NAME).convert_to_reranking(PREDICTIONS, top_k=20)

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from radical_rerank.integrations.rerankers import RadicalRanker
-from radical_rerank.scenes.lists import make_list
+from radical_rerank.embedded.scenes.lists import make_list
 
 sample = make_list("test", 7, 6)  # six generated scenes; the first sentence describes one of them
 with tempfile.TemporaryDirectory() as folder:

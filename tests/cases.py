@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.backbones.tiny import tiny_config, tiny_model
+from tests.tiny import tiny_config, tiny_model
 from radical_rerank.pruning import Layout, Profile
-from radical_rerank.scenes.lists import make_list
+from radical_rerank.embedded.scenes.lists import make_list
 
 IMAGE, START, END, VOCABULARY = 255, 254, 253, 256
 LAYERS = 8
@@ -29,9 +29,11 @@ def keep_profile(backbone: Backbone, profile: Profile = PROFILE) -> Profile:
 
 
 @lru_cache(maxsize=32)
-def model_of(family: str, attention: str = "sdpa", layers: int = LAYERS) -> Any:
+def model_of(family: str, attention: str = "sdpa", num_layers: int = LAYERS) -> Any:
     return tiny_model(
-        tiny_config(family, layers=layers, vocabulary=VOCABULARY), seed=1, attn_implementation=attention
+        tiny_config(family, num_layers=num_layers, vocabulary=VOCABULARY),
+        seed=1,
+        attn_implementation=attention,
     )
 
 

@@ -13,7 +13,7 @@ torch.set_num_threads(2)
 from hypothesis import settings  # noqa: E402
 
 from radical_rerank.backbones import Backbone  # noqa: E402
-from radical_rerank.backbones.tiny import TINY_FAMILIES, write_tiny  # noqa: E402
+from tests.tiny import TINY_FAMILIES, write_tiny  # noqa: E402
 
 settings.register_profile("ours", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("ours")

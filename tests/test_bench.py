@@ -14,18 +14,18 @@ import torch
 from torch import nn
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.bench.end_to_end import EndToEnd, growth, paper_backbone, run_end_to_end
-from radical_rerank.bench.prefill import SHAPES, Bench, run_prefill
-from radical_rerank.bench.throughput import run_throughput
-from radical_rerank.bench.timing import Ratio, StepTimes, Times, interleaved, lockstep, phases
+from radical_rerank.lab.bench.end_to_end import EndToEnd, growth, paper_backbone, run_end_to_end
+from radical_rerank.lab.bench.prefill import SHAPES, Bench, run_prefill
+from radical_rerank.lab.bench.throughput import run_throughput
+from radical_rerank.lab.bench.timing import Ratio, StepTimes, Times, interleaved, lockstep, phases
 from radical_rerank.errors import ScoringError
-from radical_rerank.files import EMBEDDED
+from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import build
 from radical_rerank.reranking import Reranker
 from tests.cases import PROFILE, draw_list
 
-SMALL = replace(SHAPES["small"](128), layers=5, candidates=4, rows=4, columns=5, text=60)
+SMALL = replace(SHAPES["small"](128), num_layers=5, candidates=4, rows=4, columns=5, text=60)
 
 
 def test_rounds_are_interleaved_and_the_first_does_not_count() -> None:
@@ -90,7 +90,7 @@ def test_a_disturbed_step_does_not_count() -> None:
 
 def test_the_prompt_has_the_shape_it_says() -> None:
     shape = SHAPES["paper"](128)
-    bench = Bench(replace(shape, layers=4))
+    bench = Bench(replace(shape, num_layers=4))
     assert bench.layout.length == 3904
     assert len(bench.layout.positions) == 3600
     assert [len(candidate) for candidate in bench.layout.candidates] == [180] * 20
@@ -98,8 +98,8 @@ def test_the_prompt_has_the_shape_it_says() -> None:
 
 def test_a_stage_holds_a_twentieth_of_eager_attention_at_most() -> None:
     """At every stage of the paper's shape, also the late ones, whose matrix has become small."""
-    bench = Bench(replace(SHAPES["paper"](512), layers=8))
-    stages = bench.stage_memory(build("radical", keep=0.2, schedule=(1, 3, 4, 6), alpha=0.5))
+    bench = Bench(replace(SHAPES["paper"](512), num_layers=8))
+    stages = bench.stage_memory(build("radical", keep=0.2, layers=(1, 3, 4, 6), alpha=0.5))
     assert [stage.tokens for stage in stages] == [3904, 2712, 1915, 1382]
     assert max(stage.peak / stage.eager for stage in stages) <= 0.05
 
@@ -109,7 +109,7 @@ def test_a_twin_shares_the_weights_and_not_the_hooks() -> None:
     twin = bench.twin()
     assert [id(p) for p in twin.model.parameters()] == [id(p) for p in bench.model.parameters()]
     expected = bench.forward()
-    with build("random", keep=0.25, schedule=(1, 3), alpha=1.0).on(bench.model, bench.layout):
+    with build("random", keep=0.25, layers=(1, 3), alpha=1.0).on(bench.model, bench.layout):
         assert torch.equal(twin.forward(), expected)
         assert not torch.equal(bench.forward(), expected)
 
@@ -133,7 +133,7 @@ def test_prefill_counts_what_ran() -> None:
 
 def test_the_bare_layers_run_on_exactly_the_tokens_of_the_schedule() -> None:
     bench = Bench(SMALL)
-    pruner = build("random", keep=0.25, schedule=(1, 3), alpha=1.0)
+    pruner = build("random", keep=0.25, layers=(1, 3), alpha=1.0)
     counts = bench.counts(pruner)
     assert counts == [140, 100, 100, 80, 80]
     seen: list[int] = []
@@ -149,9 +149,7 @@ def test_the_bare_layers_run_on_exactly_the_tokens_of_the_schedule() -> None:
 
 def test_phases_tell_prefill_from_decode(backbone: Backbone) -> None:
     query, images = draw_list(1, 3)
-    reranker = Reranker(
-        backbone, "radical", keep=0.5, calibration=PROFILE, scorer="generate", max_new_tokens=4
-    )
+    reranker = Reranker(backbone, "radical", keep=0.5, profile=PROFILE, scorer="generate", max_new_tokens=4)
     with phases(backbone.model) as spent, suppress(ScoringError):
         reranker.rank(query, images)
     assert len(spent["prefill"]) == 1
@@ -203,7 +201,7 @@ def test_throughput(tiny_folders: dict[str, Path]) -> None:
 
 def test_throughput_of_the_service() -> None:
     pytest.importorskip("fastapi", reason="the service is an extra")
-    results = run_throughput(EMBEDDED, lists=2, candidates=3, batch_sizes=(2,), clients=(1, 2), rounds=2)
+    results = run_throughput(DEFAULT_MODEL, lists=2, candidates=3, batch_sizes=(2,), clients=(1, 2), rounds=2)
     assert [(r.through, r.method, r.at_once) for r in results] == [
         ("rank_many", "dense", 2),
         ("rank_many", "radical 20%", 2),

@@ -11,11 +11,11 @@ from PIL import Image
 
 from radical_rerank import Dense, Reranker
 from radical_rerank.backbones import Backbone
-from radical_rerank.evaluation.datasets import Lazy
-from radical_rerank.evaluation.scene_sets import scenes, scenes_composed, scenes_gallery, scenes_questions
-from radical_rerank.report.page import Row, Section, write_page
+from radical_rerank.lab.datasets import Lazy
+from radical_rerank.embedded.scenes.datasets import scenes, scenes_composed, scenes_gallery, scenes_questions
+from radical_rerank.lab.page import Row, Section, write_page
 from radical_rerank.retrieval import nearest
-from radical_rerank.scenes.gallery import make_gallery
+from radical_rerank.embedded.scenes.gallery import make_gallery
 from tests.cases import draw_list
 
 
@@ -123,8 +123,8 @@ def test_a_page_holds_everything_it_shows(backbone: Backbone, tmp_path: Path) ->
 
 
 def test_a_composed_gallery_knows_every_match() -> None:
-    from radical_rerank.evaluation.scene_sets import scenes_composed_gallery
-    from radical_rerank.scenes.lists import make_composed
+    from radical_rerank.embedded.scenes.datasets import scenes_composed_gallery
+    from radical_rerank.embedded.scenes.lists import make_composed
 
     data = scenes_composed_gallery(groups=3, count=8, changes=2)
     assert len(data.gallery) == 24

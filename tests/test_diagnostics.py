@@ -10,7 +10,7 @@ from PIL import Image
 
 from radical_rerank import Reranker
 from radical_rerank.backbones import Backbone
-from radical_rerank.diagnostics import Evidence, diagnose, evidence, summary
+from radical_rerank.lab.diagnosis import Evidence, diagnose, evidence, summary
 from radical_rerank.reranking import calibrate
 from radical_rerank.reranking.prompt import PromptTemplate
 from tests.cases import draw_list

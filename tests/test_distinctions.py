@@ -13,13 +13,13 @@ from PIL import Image
 
 from radical_rerank import RaDiCal, Random, Reranker
 from radical_rerank.backbones import Backbone
-from radical_rerank.backbones.tiny import TINY_FAMILIES
-from radical_rerank.evaluation.datasets import Dataset, Task
-from radical_rerank.evaluation.records import Cell
-from radical_rerank.evaluation.runner import Runner
+from tests.tiny import TINY_FAMILIES
+from radical_rerank.lab.datasets import Dataset, Task
+from radical_rerank.lab.records import Cell
+from radical_rerank.lab.runner import Runner
 from radical_rerank.method import kv_bytes, macs
 from radical_rerank.reranking import Ranking
-from radical_rerank.reranking.cache import VisionCache
+from radical_rerank.reranking.encoding import VisionCache
 from radical_rerank.reranking.prompt import PromptTemplate
 from tests.cases import PROFILE, draw_list, greedy, make_case, model_of, stack
 
@@ -35,7 +35,7 @@ def test_layers_of_one_length_may_hold_different_tokens(family: str) -> None:
     short = make_case(family, [(1, 1), (1, 1)] if family.startswith("internvl") else [(3, 4), (4, 3)], seed=2)
     assert long.layout.length > short.layout.length
     # The long list's tokens: 2 or 16, of which one stage takes some, and the next none.
-    pruner = RaDiCal(keep=0.3, schedule=(1, 3, 5), calibration=PROFILE)
+    pruner = RaDiCal(keep=0.3, layers=(1, 3, 5), profile=PROFILE)
     with torch.no_grad(), pruner.on(model, [long.layout, short.layout]) as run:
         together = model.generate(
             **stack([long, short]), max_new_tokens=6, min_new_tokens=6, do_sample=False, pad_token_id=0,
@@ -44,10 +44,10 @@ def test_layers_of_one_length_may_hold_different_tokens(family: str) -> None:
     for row, case in enumerate((long, short)):
         with pruner.on(model, case.layout) as alone:
             steps = greedy(model, case.inputs, 5)
-        assert [r.after for r in run.records[row]] == [r.after for r in alone.records[0]]
+        assert [r.after for r in run.stages[row]] == [r.after for r in alone.stages[0]]
         for a, b in zip(together.logits, steps, strict=True):
             torch.testing.assert_close(a[row], b, atol=1e-4, rtol=0)
-    lost = [[record.before - record.after for record in records] for records in run.records]
+    lost = [[record.before - record.after for record in records] for records in run.stages]
     if not family.startswith("internvl"):
         assert any(not a and b for a, b in zip(*lost, strict=True)), lost  # equal lengths, other tokens
 
@@ -56,7 +56,7 @@ def test_random_draws_anew_at_every_layer() -> None:
     def draw(layer: int, seed: int = 0) -> torch.Tensor:
         view: Any = SimpleNamespace(layer=layer, key=3, alive=torch.arange(50), note=lambda **facts: None)
         view.candidate_of = torch.zeros(50, dtype=torch.long)
-        return Random(keep=0.5, calibration=PROFILE, seed=seed).score(view)
+        return Random(keep=0.5, profile=PROFILE, seed=seed).score(view)
 
     assert torch.equal(draw(2), draw(2))
     assert not torch.equal(draw(2), draw(5))
@@ -98,10 +98,10 @@ def sized_data(sizes: tuple[tuple[int, int], ...]) -> Dataset:
 def test_a_record_is_the_ranking_of_the_shuffled_list_under_the_cell_s_seed(backbone: Backbone) -> None:
     """Also the seed of a method that draws: two seeds are two draws."""
     data = sized_data(((64, 64),) * 6)
-    runner = Runner(backbone, {}, calibration=PROFILE)
+    runner = Runner(backbone, {}, profile=PROFILE)
     for seed in (0, 7, 123):
         (record,) = runner.records_of(data, 0, [Cell("Random", "random", 0.3, seed=seed)])
-        own = Reranker(backbone, Random(keep=0.3, calibration=PROFILE, seed=seed))
+        own = Reranker(backbone, Random(keep=0.3, profile=PROFILE, seed=seed))
         order = list(data.tasks[0].candidates or ())
         random.Random(f"{seed} q").shuffle(order)
         ranking = own.rank(data.tasks[0].text, [data.picture(name) for name in order])
@@ -117,14 +117,14 @@ def test_the_runner_calibrates_on_its_own_prompt(backbone: Backbone, monkeypatch
         asked.append(model)
         return PROFILE
 
-    monkeypatch.setattr("radical_rerank.evaluation.runner.profile_of", profile_of)
+    monkeypatch.setattr("radical_rerank.lab.runner.profile_of", profile_of)
     template = replace(PromptTemplate.of(backbone), intro="Look: ")
     runner = Runner(backbone, {}, options={"max_image_tokens": 9, "template": template})
     runner.reranker(Cell("FastV", "fastv", 0.5))
     assert not asked
     pruner = runner.reranker(Cell("RaDiCal", "radical", 0.5)).pruner
     assert isinstance(pruner, RaDiCal)
-    assert pruner.calibration is runner.profile is PROFILE
+    assert pruner.profile is runner.profile is PROFILE
     (model,) = asked
     assert (model.max_image_tokens, model.template) == (9, template)
 
@@ -133,7 +133,7 @@ def test_savings_of_several_windows_are_those_of_all_their_work(
     backbone: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = sized_data(((128, 128), (128, 96), (128, 128), (32, 32), (32, 32), (32, 32)))
-    runner = Runner(backbone, {}, options={"window": 3, "stride": 2}, calibration=PROFILE)
+    runner = Runner(backbone, {}, options={"window": 3, "stride": 2}, profile=PROFILE)
     rankings: list[Ranking] = []
     rank = Reranker.rank
 
@@ -149,7 +149,7 @@ def test_savings_of_several_windows_are_those_of_all_their_work(
     assert len({report.tokens for report in reports}) > 1
     for name, cost in (("flops_saved", macs), ("kv_saved", kv_bytes)):
         spent = sum(cost(report.tokens_per_layer, backbone.shape) for report in reports)
-        dense = sum(cost([report.tokens] * backbone.shape.layers, backbone.shape) for report in reports)
+        dense = sum(cost([report.tokens] * backbone.shape.num_layers, backbone.shape) for report in reports)
         plain = sum(getattr(report, name) for report in reports) / len(reports)
         assert record[name] == pytest.approx(1 - spent / dense)
         assert record[name] != pytest.approx(plain, rel=1e-3)

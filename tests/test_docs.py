@@ -48,7 +48,7 @@ def test_the_context_manager_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> N
     scope = {"model": model, "inputs": {**case.inputs, "max_new_tokens": 3, "pad_token_id": 0}}
     exec(python_blocks("README.md")[1], scope)
     assert scope["output"].shape[1] > case.layout.length
-    assert len(scope["run"].records[0][-1].survivors) < 0.3 * len(case.layout.positions)
+    assert len(scope["run"].stages[0][-1].survivors) < 0.3 * len(case.layout.positions)
 
 
 def test_the_method_of_the_contributing_guide() -> None:
@@ -64,7 +64,7 @@ def test_the_method_of_the_contributing_guide() -> None:
     model, case = model_of("internvl_qwen2"), make_case("internvl_qwen2", [(1, 1), (2, 1)])
     with scope["Norm"](keep=0.25).on(model, case.layout) as run, torch.no_grad():
         model(**case.inputs)
-    assert run.records[0][0].after == 12
+    assert run.stages[0][0].after == 12
 
 
 def commands(text: str) -> list[list[str]]:

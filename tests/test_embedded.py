@@ -19,14 +19,14 @@ from radical_rerank import Profile, RaDiCal, Reranker
 from radical_rerank.backbones import Backbone
 from radical_rerank.cli import main
 from radical_rerank.errors import OutOfWorldWarning
-from radical_rerank.evaluation.scene_sets import scenes, scenes_composed
-from radical_rerank.files import EMBEDDED, model_folder
+from radical_rerank.embedded.scenes.datasets import scenes, scenes_composed
+from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.retrieval import SceneEmbedder
-from radical_rerank.scenes.lists import make_list
-from radical_rerank.scenes.world import COLOURS, SHAPES
-from radical_rerank.training.evaluate import Card, question_accuracy, ranking_quality, signals
+from radical_rerank.embedded.scenes.lists import make_list
+from radical_rerank.embedded.scenes.world import COLOURS, SHAPES
+from radical_rerank.embedded.scenes.figures import Card, question_accuracy, ranking_quality, signals
 
-FOLDER = model_folder(EMBEDDED)
+FOLDER = model_folder(DEFAULT_MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +48,14 @@ def test_it_loads_in_two_seconds() -> None:
     start = time.perf_counter()
     reranker = Reranker.from_pretrained()
     assert time.perf_counter() - start < 2
-    assert reranker.backbone.name == EMBEDDED
+    assert reranker.backbone.name == DEFAULT_MODEL
     assert reranker.window == 20
 
 
 def test_its_profile_ships(embedded: Backbone) -> None:
     profile = Profile.find(embedded.identity)
     assert profile is not None
-    assert profile.layers == tuple(range(embedded.shape.layers))
+    assert profile.layers == tuple(range(embedded.shape.num_layers))
     assert profile.h_norm is not None
     assert max(profile.h_norm) - min(profile.h_norm) > 0.05  # not flat
     said: list[str] = []
@@ -92,7 +92,7 @@ def test_lists_longer_than_its_window(embedded: Backbone) -> None:
     ranking = Reranker(embedded, "radical", keep=0.2).rank(item.descriptions[0].text(), item.images)
     assert sorted(ranking.order) == list(range(50))
     assert len(ranking.reports) > 1
-    assert all(len(report.candidates) <= 20 for report in ranking.reports)
+    assert all(len(report.indices) <= 20 for report in ranking.reports)
 
 
 def test_it_says_what_it_does_not_know(embedded: Backbone) -> None:
@@ -118,7 +118,7 @@ def test_the_command_line_uses_it(tmp_path: Path, capsys: pytest.CaptureFixture[
         main(["rank", item.descriptions[0].text(), *paths, "--json"])
     assert not stop.value.code
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["model"] == EMBEDDED
+    assert json.loads(captured.out)["model"] == DEFAULT_MODEL
     assert "note" not in captured.err
     Image.new("RGB", (640, 480), "white").save(tmp_path / "photo.jpg")
     with pytest.raises(SystemExit):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radical_rerank import Dense, RaDiCal, Random
-from radical_rerank.backbones.tiny import TINY_FAMILIES
+from tests.tiny import TINY_FAMILIES
 from radical_rerank.errors import LayoutError, UnsupportedModelError
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import Layout, Pruner, Stage, StageView
@@ -34,7 +34,7 @@ def test_keeping_everything_is_bit_identical_to_the_stock_model(family: str, att
     with torch.no_grad():
         stock = model(**case.inputs).logits
     stock_steps = greedy(model, case.inputs, 32)
-    for pruner in (RaDiCal(keep=1.0, calibration=PROFILE), EntropyProbe(), Dense()):
+    for pruner in (RaDiCal(keep=1.0, profile=PROFILE), EntropyProbe(), Dense()):
         with pruner.on(model, case.layout), torch.no_grad():
             assert torch.equal(model(**case.inputs).logits, stock)
             ours = greedy(model, case.inputs, 32)
@@ -69,14 +69,14 @@ def test_pruned_logits_equal_the_slow_reference(
 ) -> None:
     model = model_of(family, attention)
     case = make_case(family, shapes_of(family), seed=3)
-    pruner = RaDiCal(keep=0.3, schedule=schedule, calibration=PROFILE)
+    pruner = RaDiCal(keep=0.3, layers=schedule, profile=PROFILE)
     stages = [(stage.layer, stage.when, stage.keep) for stage in pruner.stages(LAYERS)]
     alpha = {layer: PROFILE.alpha_at(layer) for layer in schedule}
     reference = Reference(model, case, stages, radical_rule(alpha))
     expected = reference.run(16)
     with pruner.on(model, case.layout) as run:
         actual = greedy(model, case.inputs, 16)
-    assert [record.survivors.tolist() for record in run.records[0]] == reference.survivors
+    assert [record.survivors.tolist() for record in run.stages[0]] == reference.survivors
     for step, (a, b) in enumerate(zip(actual, expected, strict=True)):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=0, msg=lambda m, step=step: f"step {step}: {m}")
 
@@ -101,7 +101,7 @@ def test_stages_before_and_after_a_layer(family: str, places: tuple[tuple[int, s
     expected = reference.run(16)
     with pruner.on(model, case.layout) as run:
         actual = greedy(model, case.inputs, 16)
-    assert [record.survivors.tolist() for record in run.records[0]] == reference.survivors
+    assert [record.survivors.tolist() for record in run.stages[0]] == reference.survivors
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
 
@@ -127,7 +127,7 @@ def test_a_batch_of_different_lengths_equals_one_at_a_time(family: str, attentio
         )
         for seed in range(3)
     ]
-    pruner = RaDiCal(keep=0.25, schedule=(0, 1, 4, 6), calibration=PROFILE)
+    pruner = RaDiCal(keep=0.25, layers=(0, 1, 4, 6), profile=PROFILE)
     with torch.no_grad(), pruner.on(model, [case.layout for case in cases]) as run:
         together = model.generate(
             **stack(cases),
@@ -141,7 +141,7 @@ def test_a_batch_of_different_lengths_equals_one_at_a_time(family: str, attentio
     for row, case in enumerate(cases):
         with pruner.on(model, case.layout) as alone:
             steps = greedy(model, case.inputs, 7)
-        for record, other in zip(run.records[row], alone.records[0], strict=True):
+        for record, other in zip(run.stages[row], alone.stages[0], strict=True):
             assert record.survivors.tolist() == other.survivors.tolist()
         for a, b in zip(together.logits, steps, strict=True):
             torch.testing.assert_close(a[row], b, atol=1e-4, rtol=0)
@@ -150,12 +150,12 @@ def test_a_batch_of_different_lengths_equals_one_at_a_time(family: str, attentio
 def test_beams_share_their_prompt() -> None:
     model = model_of("qwen3_vl")
     case = make_case("qwen3_vl", SHAPES)
-    pruner = RaDiCal(keep=0.4, schedule=(2, 5), calibration=PROFILE)
+    pruner = RaDiCal(keep=0.4, layers=(2, 5), profile=PROFILE)
     with torch.no_grad(), pruner.on(model, case.layout) as run:
         one = model.generate(**case.inputs, max_new_tokens=6, num_beams=3, do_sample=False, pad_token_id=0)
     assert one.shape[1] > case.layout.length
-    survivors = {tuple(records[-1].survivors.tolist()) for records in run.records}
-    assert len(run.records) == 3
+    survivors = {tuple(records[-1].survivors.tolist()) for records in run.stages}
+    assert len(run.stages) == 3
     assert len(survivors) == 1
 
 
@@ -195,14 +195,14 @@ def layouts(draw: st.DrawFn):
 def test_survivors_are_the_right_number_the_best_and_in_order(drawn) -> None:
     family, case, keep, schedule = drawn
     model = model_of(family)
-    pruner = Watched(keep=keep, schedule=schedule, calibration=PROFILE)
+    pruner = Watched(keep=keep, layers=schedule, profile=PROFILE)
     with torch.no_grad(), pruner.on(model, case.layout) as run:
         output = model(**case.inputs, output_hidden_states=True)
     visual = len(case.layout.positions)
     other = case.layout.length - visual
     ratio = keep ** (1 / len(schedule))
     alive, before = visual, list(range(visual))
-    for record, (count, score, kept) in zip(run.records[0], pruner.seen, strict=True):
+    for record, (count, score, kept) in zip(run.stages[0], pruner.seen, strict=True):
         assert record.before == count == alive
         alive = record.after
         assert alive == keep_count(ratio, count)
@@ -242,7 +242,7 @@ def test_text_and_reference_tokens_keep_their_hidden_place() -> None:
     )
     with torch.no_grad():
         model(**case.inputs)
-        with RaDiCal(keep=0.01, schedule=(1,), alpha=1.0).on(model, case.layout) as run:
+        with RaDiCal(keep=0.01, layers=(1,), alpha=1.0).on(model, case.layout) as run:
             later = model.model.language_model.layers[1].register_forward_pre_hook(
                 lambda module, args: entering.append(args[0])
             )
@@ -250,7 +250,7 @@ def test_text_and_reference_tokens_keep_their_hidden_place() -> None:
             later.remove()
     handle.remove()
     stock, pruned = entering[0][0], entering[-1][0]
-    kept = case.layout.positions[run.records[0][0].survivors]
+    kept = case.layout.positions[run.stages[0][0].survivors]
     gone = set(case.layout.positions.tolist()) - set(kept.tolist())
     stay = [p for p in range(case.layout.length) if p not in gone]
     assert len(kept) == 1
@@ -267,7 +267,7 @@ def test_the_model_is_restored(family: str) -> None:
     before = hooks_on(model)
     with torch.no_grad():
         first = model(**case.inputs).logits
-        with RaDiCal(keep=0.2, schedule=(1, 4), calibration=PROFILE).on(model, case.layout):
+        with RaDiCal(keep=0.2, layers=(1, 4), profile=PROFILE).on(model, case.layout):
             assert hooks_on(model) > before
             assert not torch.equal(model(**case.inputs).logits[:, -1], first[:, -1])
         assert hooks_on(model) == before
@@ -292,19 +292,19 @@ def test_the_model_is_restored_after_an_exception_inside_a_pass() -> None:
     before = hooks_on(model)
     with torch.no_grad():
         first = model(**case.inputs).logits
-        pruner = Failing(keep=0.2, schedule=(1, 4), calibration=PROFILE)
+        pruner = Failing(keep=0.2, layers=(1, 4), profile=PROFILE)
         with pytest.raises(BoomError), pruner.on(model, case.layout):
             model(**case.inputs)
         assert hooks_on(model) == before
         assert torch.equal(model(**case.inputs).logits, first)
-        with RaDiCal(keep=0.2, schedule=(1, 4), calibration=PROFILE).on(model, case.layout):
+        with RaDiCal(keep=0.2, layers=(1, 4), profile=PROFILE).on(model, case.layout):
             model(**case.inputs)  # and it can be pruned again
 
 
 def test_two_prompts_in_one_context() -> None:
     model = model_of("internvl_llama")
     case = make_case("internvl_llama", INTERN)
-    with torch.no_grad(), RaDiCal(keep=0.3, schedule=(2,), calibration=PROFILE).on(model, case.layout):
+    with torch.no_grad(), RaDiCal(keep=0.3, layers=(2,), profile=PROFILE).on(model, case.layout):
         assert torch.equal(model(**case.inputs).logits, model(**case.inputs).logits)
 
 
@@ -315,7 +315,7 @@ def test_misuse_is_told_plainly() -> None:
     model = model_of("qwen3_vl")
     case = make_case("qwen3_vl", SHAPES)
     other = make_case("qwen3_vl", SHAPES[:2])
-    pruner = RaDiCal(keep=0.2, schedule=(1, 4), calibration=PROFILE)
+    pruner = RaDiCal(keep=0.2, layers=(1, 4), profile=PROFILE)
     with torch.no_grad():
         with pytest.raises(LayoutError, match="its layout describes"), pruner.on(model, other.layout):
             model(**case.inputs)
@@ -332,7 +332,7 @@ def test_misuse_is_told_plainly() -> None:
         with pytest.raises(LayoutError, match="did not run inside"), pruner.on(model, case.layout):
             model(**step)
     with pytest.raises(LayoutError, match="layer 8 of 8"):
-        RaDiCal(keep=0.2, schedule=(8,), alpha=0.5).on(model, case.layout)
+        RaDiCal(keep=0.2, layers=(8,), alpha=0.5).on(model, case.layout)
 
 
 def test_right_padding_is_refused() -> None:
@@ -341,7 +341,7 @@ def test_right_padding_is_refused() -> None:
     batch = stack(cases)
     for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
         batch[name][1] = batch[name][1].roll(-(cases[0].layout.length - cases[1].layout.length))
-    pruner = RaDiCal(keep=0.2, schedule=(1,), calibration=PROFILE)
+    pruner = RaDiCal(keep=0.2, layers=(1,), profile=PROFILE)
     layouts = [case.layout for case in cases]
     with pytest.raises(LayoutError, match="padded on the left"), pruner.on(model, layouts), torch.no_grad():
         model(**batch)
@@ -350,7 +350,7 @@ def test_right_padding_is_refused() -> None:
 def test_manual_decoding_after_pruning_before_layer_0_needs_positions() -> None:
     model = model_of("internvl_llama")
     case = make_case("internvl_llama", INTERN)
-    pruner = RaDiCal(keep=0.3, schedule=(0,), calibration=PROFILE)
+    pruner = RaDiCal(keep=0.3, layers=(0,), profile=PROFILE)
     with torch.no_grad(), pruner.on(model, case.layout):
         output = model(**case.inputs, use_cache=True)
         step = {"input_ids": torch.tensor([[7]]), "past_key_values": output.past_key_values}
@@ -368,9 +368,9 @@ def test_unsupported_architectures_are_refused() -> None:
     model = LlamaForCausalLM(config)
     layout = Layout(4, (range(0, 2),), (3,))
     with pytest.raises(UnsupportedModelError, match="'llama' is not supported"):
-        RaDiCal(keep=0.5, schedule=(0,), alpha=0.5).on(model, layout)
+        RaDiCal(keep=0.5, layers=(0,), alpha=0.5).on(model, layout)
     with pytest.raises(UnsupportedModelError, match="not a Hugging Face model"):
-        RaDiCal(keep=0.5, schedule=(0,), alpha=0.5).on(torch.nn.Linear(2, 2), layout)
+        RaDiCal(keep=0.5, layers=(0,), alpha=0.5).on(torch.nn.Linear(2, 2), layout)
 
 
 def test_random_draws_differ_between_lists_and_seeds_but_not_between_runs() -> None:
@@ -379,9 +379,9 @@ def test_random_draws_differ_between_lists_and_seeds_but_not_between_runs() -> N
 
     def survivors(seed: int, key: int) -> list[int]:
         layout = Layout(case.layout.length, case.layout.candidates, case.layout.query, key=key)
-        with torch.no_grad(), Random(keep=0.3, schedule=(2,), seed=seed).on(model, layout) as run:
+        with torch.no_grad(), Random(keep=0.3, layers=(2,), seed=seed).on(model, layout) as run:
             model(**case.inputs)
-        return run.records[0][0].survivors.tolist()
+        return run.stages[0][0].survivors.tolist()
 
     assert survivors(0, 0) == survivors(0, 0)
     assert len({tuple(survivors(seed, key)) for seed in range(3) for key in range(3)}) == 9

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from radical_rerank import Dense, RaDiCal
-from radical_rerank.backbones.families import text_model
-from radical_rerank.backbones.probe import row_attention
-from radical_rerank.backbones.tiny import TINY_FAMILIES
+from radical_rerank.backbones.model import text_model
+from radical_rerank.backbones.view import row_attention
+from tests.tiny import TINY_FAMILIES
 from radical_rerank.errors import LayoutError, ScoringError, UnsupportedModelError
 from radical_rerank.method import text_averaged
 from radical_rerank.pruning import Layout
@@ -24,7 +24,7 @@ from tests.cases import PROFILE, Case, greedy, hooks_on, make_case, model_of, st
 from tests.reference import Reference, radical_rule
 
 SHAPES = [(3, 4), (2, 2), (4, 3), (2, 5)]
-PRUNER = RaDiCal(keep=0.3, schedule=(1, 4), calibration=PROFILE)
+PRUNER = RaDiCal(keep=0.3, layers=(1, 4), profile=PROFILE)
 
 
 def case_of(family: str, **options: Any) -> Case:
@@ -63,7 +63,7 @@ WAYS = [
 def test_a_compiled_model_is_pruned_too(way: str, backend: str, first: str) -> None:
     """Prefill and decode, in both orders: nothing of one is taken for the other."""
     torch.compiler.reset()
-    model, case = copy.deepcopy(model_of("internvl_qwen2", layers=5)), case_of("internvl_qwen2")
+    model, case = copy.deepcopy(model_of("internvl_qwen2", num_layers=5)), case_of("internvl_qwen2")
     with torch.no_grad():
         dense = model(**case.inputs).logits[:, -1]
         with PRUNER.on(model, case.layout):
@@ -77,7 +77,7 @@ def test_a_compiled_model_is_pruned_too(way: str, backend: str, first: str) -> N
             with PRUNER.on(call if way == "model" else model, case.layout) as run:
                 found = call(**case.inputs).logits[:, -1]
                 torch.testing.assert_close(found, pruned, atol=1e-4, rtol=0)
-                assert len(run.records[0]) == 2
+                assert len(run.stages[0]) == 2
                 if hasattr(call, "generate"):
                     for ours, theirs in zip(greedy(call, case.inputs, 3), steps, strict=True):
                         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
@@ -92,7 +92,7 @@ def test_layers_stay_compiled_while_they_are_pruned() -> None:
     def backend(graph: Any, inputs: Any) -> Any:
         return lambda *args: (runs.append(1), graph.forward(*args))[1]
 
-    model, case = copy.deepcopy(model_of("internvl_qwen2", layers=5)), case_of("internvl_qwen2")
+    model, case = copy.deepcopy(model_of("internvl_qwen2", num_layers=5)), case_of("internvl_qwen2")
     for layer in text_model(model).layers:
         layer.compile(backend=backend)
     with torch.no_grad(), PRUNER.on(model, case.layout):
@@ -115,7 +115,7 @@ def test_a_forward_that_somebody_else_replaced_comes_back() -> None:
     model.forward = theirs
     with torch.no_grad(), PRUNER.on(model, case.layout) as run:
         model(**case.inputs)
-    assert run.records[0]
+    assert run.stages[0]
     assert calls == [1]
     assert model.forward is theirs
 
@@ -252,7 +252,7 @@ def test_gradients_are_those_of_the_slow_reference(family: str) -> None:
     model.zero_grad()
     with PRUNER.on(model, case.layout) as run:
         model(**case.inputs).logits[0, -1].log_softmax(-1)[7].backward()
-    assert [record.survivors.tolist() for record in run.records[0]] == reference.survivors
+    assert [record.survivors.tolist() for record in run.stages[0]] == reference.survivors
     found = {name for name, p in parameters.items() if p.grad is not None}
     assert found == set(expected)
     for number in range(8):
@@ -276,7 +276,7 @@ def test_gradient_checkpointing_is_refused_by_name() -> None:
     model.eval()  # then nothing is checkpointed
     with torch.no_grad(), PRUNER.on(model, case.layout) as run:
         model(**case.inputs)
-    assert run.records[0]
+    assert run.stages[0]
 
 
 def test_a_model_with_adapters_is_pruned_as_its_merged_self() -> None:
@@ -287,11 +287,11 @@ def test_a_model_with_adapters_is_pruned_as_its_merged_self() -> None:
     with torch.no_grad():
         with PRUNER.on(wrapped, case.layout) as run:
             found = greedy(wrapped, case.inputs, 4)
-        assert len(run.records[0]) == 2
+        assert len(run.stages[0]) == 2
         merged = wrapped.merge_and_unload()
         with PRUNER.on(merged, case.layout) as other:
             expected = greedy(merged, case.inputs, 4)
-    assert run.records[0][-1].survivors.tolist() == other.records[0][-1].survivors.tolist()
+    assert run.stages[0][-1].survivors.tolist() == other.stages[0][-1].survivors.tolist()
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
@@ -313,7 +313,7 @@ def test_another_threads_dense_call_is_not_pruned() -> None:
             inside.set()
             done.wait(30)
             found["pruned"] = model(**case.inputs).logits
-            found["stages"] = len(run.records[0])
+            found["stages"] = len(run.stages[0])
 
     with ThreadPoolExecutor(1) as pool, torch.no_grad():
         task = pool.submit(prunes)
@@ -333,14 +333,14 @@ def test_threads_prune_one_model_each_in_its_own_way() -> None:
     model = model_of("qwen3_vl")
     before = hooks_on(model)
     cases = [case_of("qwen3_vl", seed=seed) for seed in range(4)]
-    ways = [RaDiCal(keep=k, schedule=s, calibration=PROFILE) for k, s in ((0.2, (1, 4)), (0.5, (0, 2, 6)))]
+    ways = [RaDiCal(keep=k, layers=s, profile=PROFILE) for k, s in ((0.2, (1, 4)), (0.5, (0, 2, 6)))]
 
     @torch.no_grad()
     def survivors(job: tuple[RaDiCal, Case]) -> list[list[int]]:
         pruner, case = job
         with pruner.on(model, case.layout) as run:
             greedy(model, case.inputs, 2)
-        return [record.survivors.tolist() for record in run.records[0]]
+        return [record.survivors.tolist() for record in run.stages[0]]
 
     jobs = [(way, case) for way in ways for case in cases] * 2
     alone = list(map(survivors, jobs))
@@ -398,7 +398,7 @@ def test_hidden_states_are_the_stock_models_where_nothing_is_dropped(family: str
             stock = stock_model(**case.inputs, output_hidden_states=True).hidden_states
             if asked_before:
                 model(**case.inputs, output_hidden_states=True)
-            with RaDiCal(keep=1.0, schedule=(1, 4), calibration=PROFILE).on(model, case.layout):
+            with RaDiCal(keep=1.0, layers=(1, 4), profile=PROFILE).on(model, case.layout):
                 ours = model(**case.inputs, output_hidden_states=True).hidden_states
         assert len(ours) == len(stock) == 9
         for number, (a, b) in enumerate(zip(ours, stock, strict=True)):

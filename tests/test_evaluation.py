@@ -19,19 +19,19 @@ from PIL import Image
 from radical_rerank import Reranker
 from radical_rerank.backbones import Backbone
 from radical_rerank.cli import main, spread
-from radical_rerank.diagnostics import diagnose, spearman, z_score
+from radical_rerank.lab.diagnosis import diagnose, spearman, z_score
 from radical_rerank.errors import InputError
-from radical_rerank.evaluation.caption_sets import fashioniq, flickr8k, karpathy
-from radical_rerank.evaluation.datasets import Dataset, Task
-from radical_rerank.evaluation.experiments import EXPERIMENTS, Experiment, compared, run_experiment
-from radical_rerank.evaluation.metrics import bootstrap, jaccard, measure, paired_test, rbo
-from radical_rerank.evaluation.open import open_dataset, pools_of
-from radical_rerank.evaluation.records import Cell, Records, provenance
-from radical_rerank.evaluation.runner import Runner
+from radical_rerank.lab.caption_sets import fashioniq, flickr8k, karpathy
+from radical_rerank.lab.datasets import Dataset, Task
+from radical_rerank.lab.experiments.definitions import EXPERIMENTS, Experiment, compared, run_experiment
+from radical_rerank.lab.metrics import bootstrap, jaccard, measure, paired_test, rbo
+from radical_rerank.lab.catalog import open_dataset, pools_of
+from radical_rerank.lab.records import Cell, Records, provenance
+from radical_rerank.lab.runner import Runner
 from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
 from radical_rerank.pruning import Profile, build
-from radical_rerank.report.overlay import overlay
-from radical_rerank.report.tables import published, summarize, write_tables
+from radical_rerank.lab.overlay import overlay
+from radical_rerank.lab.tables import published, summarize, write_tables
 from radical_rerank.reranking.prompt import PromptTemplate
 from radical_rerank.retrieval.pools import read_run, write_run
 from tests.cases import draw_list, keep_profile
@@ -262,7 +262,7 @@ def test_tables_are_made_from_records(runner: Runner, tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-QWEN3_VL_4B = DecoderShape(layers=36, hidden=2560, heads=32, kv_heads=8, head_dim=128, mlp=9728)
+QWEN3_VL_4B = DecoderShape(num_layers=36, hidden=2560, heads=32, kv_heads=8, head_dim=128, mlp=9728)
 PROMPTS = {"Flickr30K": (3904, 0.922), "MSCOCO": (4653, 0.932)}
 """tokens per prompt and their visual share: Dense then costs what the paper says, 18.68 and 23.29 teraMACs"""
 
@@ -280,7 +280,7 @@ def scheduled(name: str, keep: float, dataset: str = "Flickr30K") -> tuple[float
     """What a method with a fixed schedule saves."""
     total, share = PROMPTS[dataset]
     visual = left = round(share * total)
-    options = {"calibration": Profile.find("Qwen/Qwen3-VL-4B-Instruct")} if name == "radical" else {}
+    options = {"profile": Profile.find("Qwen/Qwen3-VL-4B-Instruct")} if name == "radical" else {}
     places = []
     for stage in build(name, keep=keep, **options).stages(36):
         left = math.ceil(stage.keep * (visual if stage.of_all else left))
@@ -370,7 +370,7 @@ def test_the_cost_formula_counts_what_torch_counts(length: int) -> None:
     """Multiply-accumulates of a tiny decoder's prefill, by torch's own counter (eager: it knows matmuls)."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from radical_rerank.backbones.families import decoder_shape
+    from radical_rerank.backbones.model import decoder_shape
     from tests.cases import model_of
 
     whole = model_of("qwen3_vl", "eager")
@@ -379,7 +379,7 @@ def test_the_cost_formula_counts_what_torch_counts(length: int) -> None:
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         model(inputs_embeds=hidden, use_cache=False)
-    assert counter.get_total_flops() / 2 == pytest.approx(macs([length] * shape.layers, shape), rel=0.01)
+    assert counter.get_total_flops() / 2 == pytest.approx(macs([length] * shape.num_layers, shape), rel=0.01)
 
 
 # First stage files.
@@ -590,7 +590,7 @@ def test_spearman_and_z() -> None:
 def test_diagnosis_runs_on_any_model(backbone: Backbone, tiny_folders: dict[str, Path]) -> None:
     lists = [draw_list(seed, 4) for seed in range(2)]
     found = diagnose(backbone, lists, permutations=1000, max_image_tokens=16)
-    assert len(found.z) == len(found.h_norm) == backbone.shape.layers
+    assert len(found.z) == len(found.h_norm) == backbone.shape.num_layers
     assert set(found.references) == {"U", "Q", "U×Q"}
     assert all(0 < h <= 1 for h in found.h_norm)
     assert -1 <= found.pearson <= 1
@@ -614,7 +614,7 @@ def test_masking_a_candidate_is_dropping_its_tokens(backbone: Backbone) -> None:
     """Against the same prompt with those tokens hidden from every row."""
     from dataclasses import replace
 
-    from radical_rerank.diagnostics.reliability import Without
+    from radical_rerank.lab.diagnosis import Without
     from tests.cases import make_case, model_of
 
     model, case = model_of("internvl_llama"), make_case("internvl_llama", [(1, 1), (1, 1), (1, 1)])
@@ -678,7 +678,7 @@ def test_ray_gives_the_same_records(tmp_path: Path, tiny_folders: dict[str, Path
     pytest.importorskip("ray", reason="Ray is an extra")
     from functools import partial
 
-    from radical_rerank.evaluation.on_ray import Job, run_on_ray
+    from radical_rerank.lab.on_ray import Job, run_on_ray
 
     model = str(tiny_folders["qwen3_vl"])
     cells = [CELLS[0], CELLS[2]]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from radical_rerank.bench.payloads import polyglot
+from radical_rerank.lab.bench.payloads import polyglot
 from radical_rerank.errors import InputError
 from radical_rerank.reranking import images, load_image
-from radical_rerank.reranking.images import load_images
+from radical_rerank.reranking.encoding import load_images
 
 
 def encoded(image: Image.Image, kind: str, **options) -> bytes:

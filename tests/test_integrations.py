@@ -14,11 +14,11 @@ import pytest
 
 from radical_rerank import RaDiCal, Reranker
 from radical_rerank.backbones import Backbone
-from radical_rerank.bench.service import listening
+from radical_rerank.lab.bench.service import listening
 from radical_rerank.errors import InputError
-from radical_rerank.evaluation.datasets import Dataset
-from radical_rerank.evaluation.metrics import measure
-from radical_rerank.evaluation.scene_sets import scenes, scenes_composed, scenes_gallery
+from radical_rerank.lab.datasets import Dataset
+from radical_rerank.lab.metrics import measure
+from radical_rerank.embedded.scenes.datasets import scenes, scenes_composed, scenes_gallery
 from radical_rerank.reranking import Query, Ranking
 from tests.cases import PROFILE, draw_list
 from tests.test_service import encoded, plain, uri
@@ -267,7 +267,7 @@ def test_lmms_eval(backbone: Backbone, tmp_path: Path) -> None:
     registry = ModelRegistryV2()
     registry.load_entrypoint_manifests()
     assert registry.get_manifest("radical").chat_class_path.endswith("RadicalLmms")
-    model = RadicalLmms(backbone=backbone, keep="0.3", calibration=PROFILE, max_image_tokens=48)
+    model = RadicalLmms(backbone=backbone, keep="0.3", profile=PROFILE, max_image_tokens=48)
     PICTURES[0].save(tmp_path / "a.png")
     docs = [{"picture": PICTURES[0]}, {"picture": str(tmp_path / "a.png")}, {"picture": b"none"}]
     model.task_dict = {"ask": {"test": docs}}
@@ -289,7 +289,7 @@ def test_lmms_eval(backbone: Backbone, tmp_path: Path) -> None:
     turns = [{"role": "user", "content": image + "which best matches the query ?"}]
     text = backbone.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"]
-    pruner = RaDiCal(keep=0.3, calibration=PROFILE, prior="relevance")
+    pruner = RaDiCal(keep=0.3, profile=PROFILE, prior="relevance")
     with pruner.on(backbone.model, layout_of(backbone.model, ids)):
         expected = backbone.write(backbone.inputs([ids], features), 6)[0]
     assert first == expected

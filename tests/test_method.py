@@ -281,7 +281,7 @@ def test_top_k_keeps_the_best_in_order_with_ties_as_told(values: list[int], data
 
 # Cost.
 
-QWEN3_VL_4B = DecoderShape(layers=36, hidden=2560, heads=32, kv_heads=8, head_dim=128, mlp=9728)
+QWEN3_VL_4B = DecoderShape(num_layers=36, hidden=2560, heads=32, kv_heads=8, head_dim=128, mlp=9728)
 
 
 @pytest.mark.parametrize(("keep", "flops", "kv"), [(0.2, 43.8, 39.0), (0.1, 51.8, 47.1)], ids=["20%", "10%"])
@@ -318,4 +318,4 @@ def test_macs_equal_the_flop_counter_on_a_tiny_decoder() -> None:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         text(inputs_embeds=embeds, use_cache=False)
     shape = decoder_shape(model.config)
-    assert counter.get_total_flops() == 2 * macs([case.layout.length] * shape.layers, shape)
+    assert counter.get_total_flops() == 2 * macs([case.layout.length] * shape.num_layers, shape)

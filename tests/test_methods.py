@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from radical_rerank import Reranker
 from radical_rerank.backbones import Backbone, ImageFeatures
-from radical_rerank.backbones.tiny import TINY_FAMILIES
+from tests.tiny import TINY_FAMILIES
 from radical_rerank.errors import InputError, LayoutError
 from radical_rerank.method import discriminative_importance, keep_count, query_relevance
 from radical_rerank.pruning import (
@@ -41,7 +41,7 @@ SHAPES = [(4, 5), (3, 3), (5, 4), (2, 6)]
 
 def method(name: str, keep: float, **options: Any) -> Pruner:
     return build(
-        name, keep=keep, **({"calibration": PROFILE} if name in ("radical", "random") else {}), **options
+        name, keep=keep, **({"profile": PROFILE} if name in ("radical", "random") else {}), **options
     )
 
 
@@ -74,7 +74,7 @@ def test_budget_order_protection_and_decoding(family: str, name: str, keep: floa
         lengths = run.tokens_per_layer  # type: ignore[attr-defined]
     assert output.shape[1] == case.layout.length + 4
     assert hooks_on(model) == before
-    records = run.records[0]
+    records = run.stages[0]
     left = visual
     for stage, record in zip(pruner.stages(LAYERS), records, strict=True):
         assert record.before == left
@@ -103,7 +103,7 @@ def test_a_batch_is_its_lists_one_by_one(family: str, name: str) -> None:
     for row, case in enumerate(cases):
         with pruner.on(model, case.layout, [signals[row]]) as alone, torch.no_grad():
             single = model(**case.inputs).logits[0, -1]
-        for a, b in zip(run.records[row], alone.records[0], strict=True):
+        for a, b in zip(run.stages[row], alone.stages[0], strict=True):
             assert a.survivors.tolist() == b.survivors.tolist()
         torch.testing.assert_close(together[row], single, atol=2e-5, rtol=1e-4)
 
@@ -145,7 +145,7 @@ def survivors(
 ) -> list[list[int]]:
     with pruner.on(model_of(family), case.layout, [signals or signals_of(case)]) as run, torch.no_grad():
         model_of(family)(**case.inputs)
-    return [record.survivors.tolist() for record in run.records[0]]
+    return [record.survivors.tolist() for record in run.stages[0]]
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
@@ -219,7 +219,7 @@ def test_compact_positions_are_renumbered_and_decoding_follows_them() -> None:
     pruner = PyramidDrop(keep=0.25, layers=(2,), shares=(), positions="compact")
     with pruner.on(model, case.layout) as run, torch.no_grad():
         logits = greedy(model, case.inputs, 4)
-    kept = run.records[0][0].survivors.tolist()
+    kept = run.stages[0][0].survivors.tolist()
     new = [int(row.argmax()) for row in logits]
     with torch.no_grad():
         expected = slow_compact(model, case, 3, kept, new[:-1])
@@ -418,7 +418,7 @@ def test_visionzip_by_hand() -> None:
         model(**case.inputs)
         handle.remove()
     # Dominant: 1, 3, 6. The rest 0, 2, 4, 5, 7: the first is the only target, all others join it.
-    assert run.records[0][0].survivors.tolist() == [0, 1, 3, 6]
+    assert run.stages[0][0].survivors.tolist() == [0, 1, 3, 6]
     with torch.no_grad():
         output = model.model.get_image_features(
             case.inputs["pixel_values"], case.inputs["image_grid_thw"], return_dict=True

@@ -16,7 +16,7 @@ pytest.importorskip("playwright.sync_api", reason="playwright is for tests")
 from playwright.sync_api import expect, sync_playwright
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.bench.service import listening
+from radical_rerank.lab.bench.service import listening
 from tests.cases import draw_list
 
 FLAGS = [

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from radical_rerank.backbones.last_row import last_row_only
-from radical_rerank.backbones.tiny import TINY_FAMILIES
-from radical_rerank.bench.memory import PeakMemory
+from radical_rerank.backbones.model import last_row_only
+from tests.tiny import TINY_FAMILIES
+from radical_rerank.lab.bench.memory import PeakMemory
 from radical_rerank.method import normalized_entropy, text_averaged
 from radical_rerank.pruning import Dense, Pruner, RaDiCal, Random, Stage, StageView
 from radical_rerank.reranking.calibration import EntropyProbe
@@ -109,7 +109,7 @@ class Metered(Recorder):
 def test_a_probe_at_4000_tokens_takes_under_5_percent_of_a_full_attention_matrix(rows: int) -> None:
     case = make_case("qwen3_vl", [(12, 15)] * 20, text=337)
     layout = replace(case.layout, rows=case.layout.rows[-rows:])
-    model = model_of("qwen3_vl", layers=2)
+    model = model_of("qwen3_vl", num_layers=2)
     meter = Metered()
     with torch.no_grad(), meter.on(model, layout):
         model(**case.inputs)
@@ -131,7 +131,7 @@ def test_the_last_layer_for_one_row_gives_that_rows_logits(family: str, attentio
     hooks = hooks_on(model)
     # Hugging Face's own recorders, once asked for attentions, stay and read every layer's rows.
     rows = 1 if not hooks else cases[0].layout.length
-    pruner = Random(keep=0.5, schedule=(2, LAYERS - 1))
+    pruner = Random(keep=0.5, layers=(2, LAYERS - 1))
     for chosen in (cases[:1], cases):
         inputs = stack(chosen)
         layouts = [case.layout for case in chosen]
@@ -157,13 +157,13 @@ def test_a_stage_after_the_last_layer_has_all_rows() -> None:
         whole = model(**case.inputs).logits[:, -1]
         with last_row_only(model):
             assert torch.equal(model(**case.inputs).logits[:, -1], whole)
-    assert run.records[0][0].after == 11
+    assert run.stages[0][0].after == 11
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_decoding_goes_on_after_a_prompt_whose_last_layer_ran_for_one_row(family: str) -> None:
     model, case = model_of(family), make_case(family, [(2, 1), (1, 1)], seed=9)
-    with RaDiCal(keep=0.3, calibration=PROFILE).on(model, case.layout):
+    with RaDiCal(keep=0.3, profile=PROFILE).on(model, case.layout):
         expected = greedy(model, case.inputs, 4)
         with last_row_only(model):
             found = greedy(model, case.inputs, 4)

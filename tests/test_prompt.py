@@ -111,7 +111,7 @@ def test_a_tokenizer_without_chat_template(backbone: Backbone, tiny_folders) -> 
 def test_the_begin_of_text_token_comes_first_once(backbone: Backbone) -> None:
     from tokenizers.processors import TemplateProcessing
 
-    from radical_rerank.backbones.tiny import tiny_tokenizer
+    from radical_rerank.lab.bench.models import bench_tokenizer as tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     tokenizer.bos_token = "<|endoftext|>"

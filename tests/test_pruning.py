@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from radical_rerank.backbones import Backbone, layout_of
 from radical_rerank.errors import CalibrationError, InputError, LayoutError
-from radical_rerank.evaluation.experiments import ABLATION, EXPERIMENTS
+from radical_rerank.lab.experiments.definitions import ABLATION, EXPERIMENTS
 from radical_rerank.method import STRATEGIES, DecoderShape, keep_ratio
 from radical_rerank.pruning import METHODS, Layout, ModelIdentity, Profile, RaDiCal, Random, build
 from tests.cases import END, IMAGE, PROFILE, START, keep_profile, make_case, model_of
@@ -29,28 +29,28 @@ def survivors(pruner: RaDiCal) -> list[list[int]]:
     model = model_of("qwen3_vl")
     with torch.no_grad(), pruner.on(model, case.layout) as run:
         model(**case.inputs)
-    return [record.survivors.tolist() for record in run.records[0]]
+    return [record.survivors.tolist() for record in run.stages[0]]
 
 
 def test_every_row_of_the_ablation_is_a_constructor_argument() -> None:
     rows = {
-        "full": RaDiCal(keep=0.3, calibration=PROFILE),
-        "without DTI": RaDiCal(keep=0.3, calibration=PROFILE, alpha=0),
-        "fixed": RaDiCal(keep=0.3, calibration=PROFILE, alpha=0.5),
-        "without maximin": RaDiCal(keep=0.3, calibration=PROFILE, strategy="random"),
-        "without geometric": RaDiCal(keep=0.3, calibration=PROFILE, fusion="arithmetic"),
-        "DTI only": RaDiCal(keep=0.3, calibration=PROFILE, alpha=1),
-        "QRel only": RaDiCal(keep=0.3, calibration=PROFILE, prior="relevance"),
-        "CCU only": RaDiCal(keep=0.3, calibration=PROFILE, prior="uniqueness"),
-        "without scoring": RaDiCal(keep=0.3, calibration=PROFILE, prior="random", alpha=1),
-        "exact": RaDiCal(keep=0.3, calibration=PROFILE, uniqueness="exact"),
-        "raw attention": RaDiCal(keep=0.3, calibration=PROFILE, saliency="attention"),
+        "full": RaDiCal(keep=0.3, profile=PROFILE),
+        "without DTI": RaDiCal(keep=0.3, profile=PROFILE, alpha=0),
+        "fixed": RaDiCal(keep=0.3, profile=PROFILE, alpha=0.5),
+        "without maximin": RaDiCal(keep=0.3, profile=PROFILE, strategy="random"),
+        "without geometric": RaDiCal(keep=0.3, profile=PROFILE, fusion="arithmetic"),
+        "DTI only": RaDiCal(keep=0.3, profile=PROFILE, alpha=1),
+        "QRel only": RaDiCal(keep=0.3, profile=PROFILE, prior="relevance"),
+        "CCU only": RaDiCal(keep=0.3, profile=PROFILE, prior="uniqueness"),
+        "without scoring": RaDiCal(keep=0.3, profile=PROFILE, prior="random", alpha=1),
+        "exact": RaDiCal(keep=0.3, profile=PROFILE, uniqueness="exact"),
+        "raw attention": RaDiCal(keep=0.3, profile=PROFILE, saliency="attention"),
     }
     outcomes = {name: survivors(pruner) for name, pruner in rows.items()}
     budgets = {tuple(len(stage) for stage in stages) for stages in outcomes.values()}
     assert len(budgets) == 1
     assert len({str(stages) for stages in outcomes.values()}) == len(rows)
-    assert survivors(Random(keep=0.3, calibration=PROFILE)) == outcomes["without scoring"]
+    assert survivors(Random(keep=0.3, profile=PROFILE)) == outcomes["without scoring"]
 
 
 def written_out(look: Look, row: str) -> list[float]:
@@ -82,10 +82,10 @@ def test_every_row_of_the_ablation_keeps_what_its_formula_rates_highest(row: str
     survivors and rates them by the row's formula. Among equal scores anyone may stay."""
     model, case = model_of("qwen3_vl"), make_case("qwen3_vl", SHAPES, seed=2)
     (cell,) = [cell for cell in EXPERIMENTS["ablation"].cells([0.03]) if cell.name == row]
-    pruner = build(cell.method, keep=cell.keep, calibration=PROFILE, **cell.options)
+    pruner = build(cell.method, keep=cell.keep, profile=PROFILE, **cell.options)
     with torch.no_grad(), pruner.on(model, case.layout) as run:
         logits = model(**case.inputs).logits[0, -1]
-    stages = run.records[0]
+    stages = run.stages[0]
     kept = {stage.layer: set(stage.survivors.tolist()) for stage in stages}
     told_apart = 0
 
@@ -103,17 +103,17 @@ def test_every_row_of_the_ablation_keeps_what_its_formula_rates_highest(row: str
     expected = Reference(model, case, places, rule).run(0)[0]
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     assert told_apart > 1  # not every stage is a tie
-    usual = [stage.layer for stage in RaDiCal(keep=0.03, calibration=PROFILE).stages(8)]
+    usual = [stage.layer for stage in RaDiCal(keep=0.03, profile=PROFILE).stages(8)]
     assert ([stage.layer for stage in stages] == usual) == (row != "w/o α-Maximin")
 
 
 def test_the_row_without_token_scoring_draws() -> None:
     (cell,) = [cell for cell in EXPERIMENTS["ablation"].cells([0.3]) if cell.name == "w/o token scoring"]
     drawn = [
-        survivors(build(cell.method, keep=cell.keep, calibration=PROFILE, seed=seed, **cell.options))
+        survivors(build(cell.method, keep=cell.keep, profile=PROFILE, seed=seed, **cell.options))
         for seed in range(3)
     ]
-    assert drawn == [survivors(Random(keep=0.3, calibration=PROFILE, seed=seed)) for seed in range(3)]
+    assert drawn == [survivors(Random(keep=0.3, profile=PROFILE, seed=seed)) for seed in range(3)]
     assert len({str(one) for one in drawn}) == 3
 
 
@@ -127,10 +127,10 @@ def test_at_alpha_0_the_query_positions_change_nothing(family: str, keep: float)
     for alpha in (0.0, 0.3):
         for query in (case.layout.query, case.layout.query[-1:], case.layout.query[:1], (0, 1)):
             layout = replace(case.layout, query=query)
-            pruner = RaDiCal(keep=keep, schedule=(0, 2, 5), alpha=alpha)
+            pruner = RaDiCal(keep=keep, layers=(0, 2, 5), alpha=alpha)
             with torch.no_grad(), pruner.on(model, layout) as run:
                 model(**case.inputs)
-            stages = [record.survivors.tolist() for record in run.records[0]]
+            stages = [record.survivors.tolist() for record in run.stages[0]]
             found.setdefault(alpha, set()).add(str(stages))
     assert len(found[0.0]) == 1
     assert len(found[0.3]) > 1  # where the prior has a say, they do
@@ -192,10 +192,10 @@ def test_an_attention_free_score_asks_for_no_attention(monkeypatch: pytest.Monke
         raise AssertionError("attention was computed")
 
     monkeypatch.setattr("radical_rerank.backbones.engine.row_attention", refuse)
-    survivors(RaDiCal(keep=0.3, calibration=PROFILE, alpha=1))
-    survivors(Random(keep=0.3, calibration=PROFILE))
+    survivors(RaDiCal(keep=0.3, profile=PROFILE, alpha=1))
+    survivors(Random(keep=0.3, profile=PROFILE))
     with pytest.raises(AssertionError, match="attention was computed"):
-        survivors(RaDiCal(keep=0.3, calibration=PROFILE))
+        survivors(RaDiCal(keep=0.3, profile=PROFILE))
 
 
 def test_the_prior_is_computed_once_per_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,13 +206,13 @@ def test_the_prior_is_computed_once_per_list(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         radical, "discriminative_importance", lambda *a, **k: calls.append(1) or original(*a, **k)
     )
-    assert len(survivors(RaDiCal(keep=0.3, calibration=PROFILE))) == 4
+    assert len(survivors(RaDiCal(keep=0.3, profile=PROFILE))) == 4
     assert len(calls) == 1
 
 
 def test_stages_follow_the_strategy_and_share_the_budget() -> None:
     for name, strategy in STRATEGIES.items():
-        pruner = RaDiCal(keep=0.2, layers=3, gap=1, strategy=name, seed=5, calibration=PROFILE)
+        pruner = RaDiCal(keep=0.2, num_stages=3, gap=1, strategy=name, seed=5, profile=PROFILE)
         stages = pruner.stages(8)
         expected = strategy(PROFILE.layers, PROFILE.alpha, 3, gap=1, seed=5)
         assert [stage.layer for stage in stages] == expected
@@ -223,19 +223,19 @@ def test_stages_follow_the_strategy_and_share_the_budget() -> None:
 def test_published_schedule_of_qwen3_vl_4b() -> None:
     profile = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
     assert profile is not None
-    stages = RaDiCal(calibration=profile).stages(36)
+    stages = RaDiCal(profile=profile).stages(36)
     assert [stage.layer for stage in stages] == [7, 22, 24, 29]
     assert [profile.alpha_at(stage.layer) for stage in stages] == [0.84, 0.43, 0.22, 0.0]
     assert all(stage.keep == pytest.approx(0.2**0.25) for stage in stages)
     with pytest.raises(CalibrationError, match="layer 34, but the model has 28 layers"):
-        RaDiCal(calibration=profile).stages(28)
+        RaDiCal(profile=profile).stages(28)
     with pytest.raises(CalibrationError, match="nothing about layer 8"):
         profile.alpha_at(8)
 
 
 def test_without_a_profile_the_error_says_so() -> None:
     case = make_case("qwen3_vl", SHAPES)
-    with pytest.raises(CalibrationError, match="calibration="):
+    with pytest.raises(CalibrationError, match="profile="):
         RaDiCal(keep=0.2).on(model_of("qwen3_vl"), case.layout)
 
 
@@ -251,9 +251,9 @@ def test_without_a_profile_the_error_says_so() -> None:
         {"saliency": "none"},
         {"fusion": "cold"},
         {"alpha": 1.5},
-        {"layers": 0},
+        {"num_stages": 0},
         {"gap": 0},
-        {"schedule": ()},
+        {"layers": ()},
     ],
 )
 def test_unknown_options_are_refused(options: dict) -> None:
@@ -300,10 +300,10 @@ def test_the_context_manager_on_a_stock_model() -> None:
     model, case = model_of("internvl_qwen3"), make_case("internvl_qwen3", [(1, 1), (2, 1)])
     layout = layout_of(model, case.inputs["input_ids"][0])
     assert (layout.length, layout.candidates) == (case.layout.length, case.layout.candidates)
-    with RaDiCal(keep=0.2, calibration=PROFILE).on(model, layout) as run, torch.no_grad():
+    with RaDiCal(keep=0.2, profile=PROFILE).on(model, layout) as run, torch.no_grad():
         output = model.generate(**case.inputs, max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert output.shape[1] > case.layout.length
-    assert run.records[0][-1].after < 0.25 * len(layout.positions)
+    assert run.stages[0][-1].after < 0.25 * len(layout.positions)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +405,7 @@ def test_a_profile_of_some_layers_says_what_it_cannot_do(recwarn: pytest.Warning
     published = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
     assert published is not None
     for strategy in STRATEGIES:
-        pruner = RaDiCal(calibration=published, strategy=strategy)
+        pruner = RaDiCal(profile=published, strategy=strategy)
         if strategy in ("alpha_maximin", "deep_only"):
             assert pruner.stages(36)
             continue
@@ -413,9 +413,9 @@ def test_a_profile_of_some_layers_says_what_it_cannot_do(recwarn: pytest.Warning
             pruner.stages(36)
     assert not recwarn
     with pytest.warns(UserWarning, match="16 of 36 layers"):
-        RaDiCal(calibration=published, layers=5).stages(36)
+        RaDiCal(profile=published, num_stages=5).stages(36)
     with pytest.warns(UserWarning, match="16 of 36 layers"):
-        RaDiCal(calibration=published, gap=3).stages(36)
+        RaDiCal(profile=published, gap=3).stages(36)
 
 
 def test_nan_is_no_profile() -> None:

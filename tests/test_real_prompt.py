@@ -12,7 +12,7 @@ from PIL import Image
 
 from radical_rerank import RaDiCal, Reranker
 from radical_rerank.backbones import Backbone
-from radical_rerank.backbones.tiny import tiny_model
+from tests.tiny import tiny_model
 from radical_rerank.pruning import Profile
 from radical_rerank.reranking.prompt import IDENTIFIERS, build_prompt
 
@@ -50,7 +50,7 @@ def photos(count: int) -> list[Image.Image]:
 
 def test_twenty_images_of_different_sizes_rank_end_to_end(real: Backbone) -> None:
     published = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
-    reranker = Reranker(real, RaDiCal(keep=0.2, calibration=published))
+    reranker = Reranker(real, RaDiCal(keep=0.2, profile=published))
     images = photos(20)
     ranking = reranker.rank("a dog catching a red frisbee", images)
     report = ranking.report

@@ -19,19 +19,19 @@ import torch
 from PIL import Image
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.backbones.tiny import write_tiny
+from tests.tiny import write_tiny
 from radical_rerank.cli import main
 from radical_rerank.errors import InputError, ScoringError
-from radical_rerank.evaluation import open as opening
-from radical_rerank.evaluation.caption_sets import flickr8k, karpathy
-from radical_rerank.evaluation.datasets import Dataset, Task
-from radical_rerank.evaluation.experiments import ADAPTIVE, EXPERIMENTS, seeded
-from radical_rerank.evaluation.metrics import SEEDS
-from radical_rerank.evaluation.open import open_dataset, pools_of
-from radical_rerank.evaluation.records import Cell, Records, RunFolder, digest_of
-from radical_rerank.evaluation.runner import Runner, work_of
+from radical_rerank.lab import catalog as opening
+from radical_rerank.lab.caption_sets import flickr8k, karpathy
+from radical_rerank.lab.datasets import Dataset, Task
+from radical_rerank.lab.experiments.definitions import ADAPTIVE, EXPERIMENTS, seeded
+from radical_rerank.lab.metrics import SEEDS
+from radical_rerank.lab.catalog import open_dataset, pools_of
+from radical_rerank.lab.records import Cell, Records, RunFolder, digest_of
+from radical_rerank.lab.runner import Runner, work_of
 from radical_rerank.pruning import Profile
-from radical_rerank.report.tables import facts_of, summarize
+from radical_rerank.lab.tables import facts_of, summarize
 from radical_rerank.reranking.prompt import PromptTemplate
 from tests.cases import PROFILE, draw_list
 
@@ -135,9 +135,9 @@ def tiny_data(name: str = "tiny", seed: int = 0, **change: Any) -> Dataset:
 
 
 def key_with(
-    backbone: Backbone, data: Dataset, cell: Cell, calibration: Profile = PROFILE, **options: Any
+    backbone: Backbone, data: Dataset, cell: Cell, profile: Profile = PROFILE, **options: Any
 ) -> tuple[str, ...]:
-    runner = Runner(backbone, {}, options=options, calibration=calibration)
+    runner = Runner(backbone, {}, options=options, profile=profile)
     return runner.key(cell, 0, work_of(data, 0).content)
 
 
@@ -283,7 +283,7 @@ def test_a_pool_is_kept_for_its_own_data_depth_and_embedder(
 HOLD = """
 import sys, time
 from pathlib import Path
-from radical_rerank.evaluation.records import RunFolder
+from radical_rerank.lab.records import RunFolder
 with RunFolder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -370,17 +370,17 @@ def test_records_of_versions_without_a_setting_are_left_alone(backbone: Backbone
 
 
 def test_a_ray_worker_has_the_runner_s_settings(backbone: Backbone, tiny_folders: dict[str, Path]) -> None:
-    from radical_rerank.evaluation.on_ray import Job, Worker
+    from radical_rerank.lab.on_ray import Job, Worker
 
     template = replace(PromptTemplate.of(backbone), intro="Look: ")
     options = {"scorer": "generate", "max_image_tokens": 9, "template": template, "max_new_tokens": 256}
     cells = [Cell("RaDiCal", "radical", 0.5), Cell("Dense", "dense")]
-    runner = Runner(backbone, {}, options=options, calibration=PROFILE)
+    runner = Runner(backbone, {}, options=options, profile=PROFILE)
     expected = list(runner.records_of(tiny_data(), 0, cells))
     threads = torch.get_num_threads()
     job = Job(
         str(tiny_folders["qwen3_vl"]), tiny_data, cells, {}, threads=threads, options=options,
-        calibration=PROFILE, dtype="float32",
+        profile=PROFILE, dtype="float32",
     )  # fmt: skip
     worker = Worker(job)
     lines = worker({"number": [0], "there": ["[]"]})["record"]
@@ -411,7 +411,7 @@ def test_eval_on_ray_leaves_nothing_to_run_here(
     assert [row["visual_tokens"] for row in spread] == [row["visual_tokens"] for row in plain]
     lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
     assert len(lines) == 4  # none was made twice, here and there
-    monkeypatch.setattr("radical_rerank.evaluation.on_ray.run_on_ray", None)  # and now there is nothing to do
+    monkeypatch.setattr("radical_rerank.lab.on_ray.run_on_ray", None)  # and now there is nothing to do
     again, _ = evaluate(capsys, tmp_path / "data", model, tmp_path / "out", *ray)
     assert again == spread
 
@@ -521,7 +521,7 @@ def test_experiments_have_the_paper_s_five_seeds(
         asked.update(options, runner=runner)
         return []
 
-    monkeypatch.setattr("radical_rerank.report.present.run_study", run_study)
+    monkeypatch.setattr("radical_rerank.lab.experiments.run.run_study", run_study)
     command = ["experiment", "main", "--out", str(tmp_path), "--model", str(tiny_folders["qwen3_vl"])]
     with pytest.raises(SystemExit):
         main([*command, "--scorer", "generate", "--max-image-tokens", "99"])

@@ -22,7 +22,7 @@ from PIL import Image
 
 from radical_rerank import Dense, PromptTemplate, Query, RaDiCal, Reranker, calibrate
 from radical_rerank.backbones import Backbone, stopping
-from radical_rerank.backbones.tiny import TINY_FAMILIES
+from tests.tiny import TINY_FAMILIES
 from radical_rerank.errors import (
     CalibrationError,
     InputError,
@@ -42,7 +42,7 @@ def pictures(seed: int, count: int) -> tuple[str, list[Image.Image]]:
 
 @pytest.fixture(scope="module")
 def reranker(backbone: Backbone) -> Reranker:
-    return Reranker(backbone, "radical", keep=0.2, calibration=PROFILE)
+    return Reranker(backbone, "radical", keep=0.2, profile=PROFILE)
 
 
 # Ranking.
@@ -51,7 +51,7 @@ def reranker(backbone: Backbone) -> Reranker:
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_a_list_is_ranked_by_the_identifiers_logits(family: str, backbones: dict[str, Backbone]) -> None:
     query, images = pictures(1, 7)
-    reranker = Reranker(backbones[family], "radical", keep=0.3, calibration=PROFILE, max_image_tokens=48)
+    reranker = Reranker(backbones[family], "radical", keep=0.3, profile=PROFILE, max_image_tokens=48)
     ranking = reranker.rank(query, images)
     assert sorted(ranking.order) == list(range(7))
     scores = [result.score for result in ranking]
@@ -111,7 +111,7 @@ def test_top_k(reranker: Reranker) -> None:
 def test_batches_give_the_rankings_of_single_lists(
     method: str, family: str, backbones: dict[str, Backbone]
 ) -> None:
-    options = {} if method == "dense" else {"calibration": PROFILE}
+    options = {} if method == "dense" else {"profile": PROFILE}
     reranker = Reranker(backbones[family], method, keep=0.3, max_image_tokens=32, **options)
     lists = [
         (Query(query, images[0]) if n % 3 == 2 else query, images)
@@ -132,7 +132,7 @@ def test_batches_give_the_rankings_of_single_lists(
 
 def test_composed_queries_protect_the_reference(backbone: Backbone) -> None:
     query, images = pictures(4, 5)
-    reranker = Reranker(backbone, RaDiCal(keep=0.1, calibration=PROFILE))
+    reranker = Reranker(backbone, RaDiCal(keep=0.1, profile=PROFILE))
     plain = reranker.rank(query, images).report
     composed = reranker.rank(query, images, reference=images[2])
     report = composed.report
@@ -150,20 +150,20 @@ def test_composed_queries_protect_the_reference(backbone: Backbone) -> None:
 
 def test_more_candidates_than_letters_go_through_windows(backbone: Backbone) -> None:
     query, images = pictures(5, 70)
-    reranker = Reranker(backbone, "radical", calibration=PROFILE, max_image_tokens=16)
+    reranker = Reranker(backbone, "radical", profile=PROFILE, max_image_tokens=16)
     ranking = reranker.rank(query, images)
     assert sorted(ranking.order) == list(range(70))
     scores = [result.score for result in ranking]
     assert scores == sorted(scores, reverse=True)
     assert len(ranking.reports) == 2
-    assert len(ranking.reports[0].candidates) == len(ranking.reports[1].candidates) == 52
+    assert len(ranking.reports[0].indices) == len(ranking.reports[1].indices) == 52
     small = Reranker(backbone, "dense", window=8, stride=4, max_image_tokens=16)
     query, images = pictures(6, 20)
     ranking = small.rank(query, images)
     assert sorted(ranking.order) == list(range(20))
     assert len(ranking.reports) == 4
     # The last window decided the front: its own list, ranked alone, gives the same order.
-    front = ranking.report.candidates
+    front = ranking.report.indices
     alone = small.rank(query, [images[i] for i in front])
     assert [front[i] for i in alone.order] == ranking.order[:8]
 
@@ -205,7 +205,7 @@ def test_the_model_may_write_the_order(
 ) -> None:
     backbone = backbones["qwen3_vl"]
     query, images = pictures(8, 4)
-    reranker = Reranker(backbone, "radical", calibration=PROFILE, scorer="generate", max_new_tokens=12)
+    reranker = Reranker(backbone, "radical", profile=PROFILE, scorer="generate", max_new_tokens=12)
     written: list[str] = []
     write = backbone.write
 
@@ -229,7 +229,7 @@ def test_the_model_may_write_the_order(
 
 def test_what_is_written_under_pruning_is_what_generate_writes(backbone: Backbone) -> None:
     query, images = pictures(9, 5)
-    pruner = RaDiCal(keep=0.2, calibration=PROFILE)
+    pruner = RaDiCal(keep=0.2, profile=PROFILE)
     reranker = Reranker(backbone, pruner, scorer="generate", max_new_tokens=10)
     texts: list[str] = []
     write = backbone.write
@@ -256,7 +256,7 @@ def test_the_report_adds_up(reranker: Reranker) -> None:
     report = reranker.rank(query, images).report
     assert report is not None
     assert report.method == "RaDiCal"
-    assert report.candidates == list(range(8))
+    assert report.indices == list(range(8))
     sizes = [sum(b.rows * b.columns for b in blocks) for blocks in report.blocks]
     assert sum(sizes) == report.visual_tokens
     alive = report.visual_tokens
@@ -298,14 +298,14 @@ def test_a_profile_is_measured_once_said_and_kept(backbone: Backbone, private_ca
     said: list[str] = []
     query, images = pictures(12, 4)
     reranker = Reranker(backbone, "radical", say=said.append)
-    assert reranker.calibration is None
+    assert reranker.profile is None
     ranking = reranker.rank(query, images)
     assert said[0].startswith("no trust profile of")
     assert any("list 8 of 8" in line for line in said)
     path = Profile.cache_path(backbone.identity)
     assert private_cache in path.parents
     assert path.is_file()
-    assert reranker.calibration == Profile.load(path)
+    assert reranker.profile == Profile.load(path)
     other = Reranker(backbone, "radical", say=said.append)
     count = len(said)
     assert other.rank(query, images).order == ranking.order
@@ -337,7 +337,7 @@ def test_a_profile_beside_the_model_is_used(backbone: Backbone, tmp_path: Path, 
     own = replace(PROFILE, fingerprint=reranker.backbone.fingerprint)
     own.save(folder / "radical_profile.json")
     reranker.rank(*pictures(13, 3))
-    assert reranker.calibration == own
+    assert reranker.profile == own
 
 
 def test_a_model_of_broken_weights_is_not_calibrated(tiny_folders, private_cache: Path) -> None:
@@ -484,7 +484,7 @@ def test_half_precision_ranks_alike(family: str, tiny_folders) -> None:
     for dtype in ("float32", "bfloat16"):
         reranker = Reranker.from_pretrained(
             tiny_folders[family],
-            RaDiCal(keep=0.9, schedule=(3,), alpha=1.0),
+            RaDiCal(keep=0.9, layers=(3,), alpha=1.0),
             dtype=dtype,
             max_image_tokens=48,
         )
@@ -492,7 +492,7 @@ def test_half_precision_ranks_alike(family: str, tiny_folders) -> None:
         ranking = reranker.rank(query, images)
         scores[dtype] = [score for _, score in sorted((r.index, r.score) for r in ranking)]
     assert scores["bfloat16"] == pytest.approx(scores["float32"], abs=0.15)
-    fused = Reranker.from_pretrained(tiny_folders[family], dtype="bfloat16", calibration=PROFILE, keep=0.1)
+    fused = Reranker.from_pretrained(tiny_folders[family], dtype="bfloat16", profile=PROFILE, keep=0.1)
     report = fused.rank(query, images).report
     assert report is not None
     assert report.visual_tokens_left < 0.2 * report.visual_tokens
@@ -505,7 +505,7 @@ def test_half_precision_ranks_alike(family: str, tiny_folders) -> None:
 def test_scores_are_logs_and_probabilities_are_told(backbone: Backbone, scorer: str) -> None:
     query, images = pictures(3, 6)
     reranker = Reranker(
-        backbone, "radical", calibration=PROFILE, scorer=scorer, max_new_tokens=6, window=4, stride=2
+        backbone, "radical", profile=PROFILE, scorer=scorer, max_new_tokens=6, window=4, stride=2
     )
     if scorer == "generate":
         reranker.backbone = replace_writer(backbone, "B > A > D > C")
@@ -529,7 +529,7 @@ def replace_writer(backbone: Backbone, text: str) -> Backbone:
 def test_totals_of_several_windows_add_up(backbone: Backbone) -> None:
     query, images = pictures(4, 9)
     images[0] = images[0].resize((64, 64))  # windows of different sizes
-    reranker = Reranker(backbone, "radical", calibration=PROFILE, keep=0.3, window=4, stride=2)
+    reranker = Reranker(backbone, "radical", profile=PROFILE, keep=0.3, window=4, stride=2)
     ranking = reranker.rank(query, images)
     totals, reports = ranking.totals, ranking.reports
     assert totals.prompts == len(reports) > 2
@@ -537,7 +537,7 @@ def test_totals_of_several_windows_add_up(backbone: Backbone) -> None:
         assert getattr(totals, name) == sum(getattr(report, name) for report in reports)
     assert totals.flops_saved == pytest.approx(
         1 - sum(macs(r.tokens_per_layer, backbone.shape) for r in reports)
-        / sum(macs([r.tokens] * backbone.shape.layers, backbone.shape) for r in reports)
+        / sum(macs([r.tokens] * backbone.shape.num_layers, backbone.shape) for r in reports)
     )  # fmt: skip
     assert len({report.flops_saved for report in reports}) > 1
     assert sum(totals.seconds.values()) == pytest.approx(sum(sum(r.seconds.values()) for r in reports))
@@ -546,7 +546,7 @@ def test_totals_of_several_windows_add_up(backbone: Backbone) -> None:
 
 def test_threads_share_a_reranker(backbone: Backbone) -> None:
     lists = [pictures(seed, 4) for seed in range(6)]
-    reranker = Reranker(backbone, "radical", calibration=PROFILE, keep=0.3)
+    reranker = Reranker(backbone, "radical", profile=PROFILE, keep=0.3)
     other = Reranker(backbone, "dense", vision_cache=reranker.vision_cache)
     alone = [(reranker.rank(*one).order, other.rank(*one).order) for one in lists]
     reranker.vision_cache.clear()
@@ -730,7 +730,7 @@ def test_a_long_query_is_refused_with_its_length(backbone: Backbone) -> None:
 def test_a_ranking_stops_between_any_two_layers(family: str, backbones: dict[str, Backbone]) -> None:
     query, images = pictures(1, 3)
     backbone = backbones[family]
-    reranker = Reranker(backbone, "radical", keep=0.3, calibration=PROFILE, max_image_tokens=48)
+    reranker = Reranker(backbone, "radical", keep=0.3, profile=PROFILE, max_image_tokens=48)
     expected = reranker.rank(query, images)
     asked = 0
 
@@ -748,7 +748,7 @@ def test_a_ranking_stops_between_any_two_layers(family: str, backbones: dict[str
     assert [r.score for r in found] == [r.score for r in expected]
     # The decoder's layers, and at least one block of the encoder.
     total = asked
-    assert total > backbone.shape.layers
+    assert total > backbone.shape.num_layers
     for number in (0, 1, total // 2, total - 1):
         asked = 0
         reranker.vision_cache.clear()

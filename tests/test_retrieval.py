@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from radical_rerank.backbones.tiny import tiny_tokenizer
+from radical_rerank.lab.bench.models import bench_tokenizer as tiny_tokenizer
 from radical_rerank.errors import InputError
 from radical_rerank.retrieval import DualEncoder, SentenceEmbedder, embedder_of, nearest, search
 

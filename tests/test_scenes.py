@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radical_rerank.scenes import drawing
-from radical_rerank.scenes.drawing import SPLITS, Scene, render
-from radical_rerank.scenes.lists import make_composed, make_list, make_questions
-from radical_rerank.scenes.world import (
+from radical_rerank.embedded.scenes import drawing
+from radical_rerank.embedded.scenes.drawing import SPLITS, Scene, render
+from radical_rerank.embedded.scenes.lists import make_composed, make_list, make_questions
+from radical_rerank.embedded.scenes.world import (
     COLOURS,
     PLACES,
     RELATIONS,
@@ -25,7 +25,7 @@ from radical_rerank.scenes.world import (
     Thing,
     stands,
 )
-from radical_rerank.training.batches import (
+from radical_rerank.embedded.scenes.training.batches import (
     WORDS,
     Packed,
     collate,
@@ -261,7 +261,12 @@ def test_questions_are_answered_by_the_scene() -> None:
 
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory: pytest.TempPathFactory):
-    from radical_rerank.training.model import make_config, make_model, make_tokenizer, save_model
+    from radical_rerank.embedded.scenes.training.model import (
+        make_config,
+        make_model,
+        make_tokenizer,
+        save_model,
+    )
 
     tokenizer = make_tokenizer()
     model = make_model(make_config(tokenizer), seed=3)
@@ -302,7 +307,7 @@ def test_patches_are_the_image_processor_s(untrained) -> None:
 def test_packed_queries_score_as_single_prompts_do(untrained) -> None:
     """Many queries behind one set of images, under the block mask, against the Reranker."""
     from radical_rerank import Reranker
-    from radical_rerank.training.losses import Packer, forward
+    from radical_rerank.embedded.scenes.training.losses import Packer, forward
 
     reranker = Reranker.from_pretrained(untrained, "dense")
     model, tokenizer = reranker.backbone.model, reranker.backbone.tokenizer
@@ -334,10 +339,10 @@ def test_packed_queries_score_as_single_prompts_do(untrained) -> None:
 
 
 def small_plan(**changes):
-    from radical_rerank.training.run import Phase, Plan
+    from radical_rerank.embedded.scenes.training.run import Phase, Plan
 
     phases = (Phase(3, 3, 2, 1, 0.3, extras=2), Phase(2, 4, 2, 1, 0.5, extras=0))
-    options = {"layers": 8, "align_steps": 5, "align_scenes": 6, "phases": phases, "validate_every": 4}
+    options = {"num_layers": 8, "align_steps": 5, "align_scenes": 6, "phases": phases, "validate_every": 4}
     return Plan(**{**options, **changes})
 
 
@@ -346,7 +351,7 @@ def test_training_resumes_to_the_same_state(tmp_path) -> None:
 
     from radical_rerank import Reranker
     from radical_rerank.errors import InputError
-    from radical_rerank.training.run import Training, train
+    from radical_rerank.embedded.scenes.training.run import Training, train
 
     whole = train(tmp_path / "whole", small_plan(), save_every=4)
     kills = {3, 7, 9}
@@ -385,7 +390,7 @@ def test_training_resumes_to_the_same_state(tmp_path) -> None:
 def test_a_longer_plan_goes_on_where_a_shorter_one_stopped(tmp_path) -> None:
     """If it would have done the same so far, and only then."""
     from radical_rerank.errors import InputError
-    from radical_rerank.training.run import Phase, Training, train
+    from radical_rerank.embedded.scenes.training.run import Phase, Training, train
 
     first = Phase(4, 3, 2, 1, 0.3, extras=2)
     short = small_plan(phases=(first,), fade_from=0.9, fade_to=0.95)
@@ -413,7 +418,7 @@ def test_a_longer_plan_goes_on_where_a_shorter_one_stopped(tmp_path) -> None:
 
 
 def test_the_alignment_loss_falls(tmp_path) -> None:
-    from radical_rerank.training.run import Training
+    from radical_rerank.embedded.scenes.training.run import Training
 
     training = Training(small_plan(align_steps=14, align_scenes=12), tmp_path)
     losses = [training.advance()["loss"] for _ in range(14)]
@@ -421,7 +426,7 @@ def test_the_alignment_loss_falls(tmp_path) -> None:
 
 
 def test_roc_auc() -> None:
-    from radical_rerank.training.evaluate import roc_auc
+    from radical_rerank.embedded.scenes.figures import roc_auc
 
     score = torch.tensor([0.1, 0.4, 0.4, 0.9, 0.2])
     positive = torch.tensor([False, True, False, True, False])
@@ -430,7 +435,7 @@ def test_roc_auc() -> None:
 
 
 def test_muon_orthogonalizes() -> None:
-    from radical_rerank.training.muon import orthogonalize
+    from radical_rerank.embedded.muon import orthogonalize
 
     for shape in ((16, 16), (8, 24), (24, 8)):
         matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -446,7 +451,7 @@ def test_the_training_command(tmp_path, capsys) -> None:
 
     plan = tmp_path / "plan.json"
     phase = {"steps": 1, "candidates": 3, "queries": 2, "lists": 1, "similarity": 0.3}
-    plan.write_text(json.dumps({"layers": 8, "align_steps": 1, "align_scenes": 4, "phases": [phase]}))
+    plan.write_text(json.dumps({"num_layers": 8, "align_steps": 1, "align_scenes": 4, "phases": [phase]}))
     with pytest.raises(SystemExit) as stop:
         main(["scenes", "train", str(tmp_path / "run"), "--plan", str(plan)])
     assert not stop.value.code

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from radical_rerank.backbones import ImageFeatures
 from radical_rerank.errors import ScoringError
-from radical_rerank.reranking.cache import VisionCache
-from radical_rerank.reranking.scorers import (
+from radical_rerank.reranking.encoding import VisionCache
+from radical_rerank.reranking.permutation import (
     Permutation,
     identifier_scores,
     parse_permutation,

@@ -30,12 +30,12 @@ from fastapi.testclient import TestClient
 
 from radical_rerank import Reranker
 from radical_rerank.backbones import Backbone
-from radical_rerank.bench.service import listening, resident
-from radical_rerank.bench.service import serving as running
+from radical_rerank.lab.bench.service import listening, resident
+from radical_rerank.lab.bench.service import serving as running
 from radical_rerank.errors import InputError
-from radical_rerank.files import EMBEDDED
+from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.reranking import RankedDocument, Ranking
-from radical_rerank.reranking.images import data_uri
+from radical_rerank.reranking.encoding import data_uri
 from radical_rerank.service import app as application
 from radical_rerank.service import backend as backends
 from radical_rerank.service.app import create_app
@@ -733,7 +733,7 @@ def test_memory_stays_flat(client: TestClient) -> None:
 
 
 def test_sigterm_lets_running_requests_end() -> None:
-    with running(EMBEDDED, within=90, patience=9) as (url, process):
+    with running(DEFAULT_MODEL, within=90, patience=9) as (url, process):
         query, images = draw_list(5, 40)
         documents = [uri(image) for image in images]
         with ThreadPoolExecutor(1) as pool:

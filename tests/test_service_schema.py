@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from schemathesis.checks import CHECKS
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.bench.service import listening
+from radical_rerank.lab.bench.service import listening
 from radical_rerank.pruning import METHODS
 from radical_rerank.service.app import create_app
 from radical_rerank.service.settings import Settings

@@ -11,13 +11,13 @@ import pytest
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.cli import main
-from radical_rerank.evaluation.experiments import ADAPTIVE
-from radical_rerank.evaluation.metrics import MEASURES, SEEDS
-from radical_rerank.evaluation.records import Records
-from radical_rerank.evaluation.runner import Runner
+from radical_rerank.lab.experiments.definitions import ADAPTIVE
+from radical_rerank.lab.metrics import MEASURES, SEEDS
+from radical_rerank.lab.records import Records
+from radical_rerank.lab.runner import Runner
 from radical_rerank.pruning import Random, build
-from radical_rerank.report.present import command_of, run_study
-from radical_rerank.report.tables import summarize, write_tables
+from radical_rerank.lab.experiments.run import command_of, run_study
+from radical_rerank.lab.tables import summarize, write_tables
 from tests.cases import PROFILE
 
 
@@ -146,7 +146,7 @@ def test_eighty_columns_show_the_table(
 ) -> None:
     model = str(tiny_folders["qwen3_vl"])
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("radical_rerank.evaluation.runner.profile_of", lambda *args, **options: PROFILE)
+    monkeypatch.setattr("radical_rerank.lab.runner.profile_of", lambda *args, **options: PROFILE)
     command = {
         "experiment": ["experiment", "dynres", "--seeds", "1", "--max-image-tokens", "16"],
         "eval": ["eval", "--methods", "dynres-qrel", "--keep", "0.2", "--max-image-tokens", "16"],
@@ -174,9 +174,7 @@ def test_eighty_columns_show_the_table(
 
 
 def runner_of(backbone: Backbone, **options: Any) -> Runner:
-    return Runner(
-        backbone, {"commit": "test"}, options={"max_image_tokens": 9, **options}, calibration=PROFILE
-    )
+    return Runner(backbone, {"commit": "test"}, options={"max_image_tokens": 9, **options}, profile=PROFILE)
 
 
 class KilledError(Exception):

@@ -1,10 +1,13 @@
-"""Errors that a user can act on. Each message names the culprit."""
+"""Errors that a user can act on. Each message names what is wrong."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class RadicalError(ValueError):
-    """Base of every error that this package raises on purpose."""
+    """Base class of every error that this package raises on purpose."""
 
 
 class InputError(RadicalError):
@@ -12,11 +15,11 @@ class InputError(RadicalError):
 
 
 class UnsupportedModelError(RadicalError):
-    """A model whose architecture the engine does not know."""
+    """A model whose architecture is not supported."""
 
 
 class LayoutError(RadicalError):
-    """The prompt that runs is not the prompt that the layout describes."""
+    """The layout does not describe the prompt that runs."""
 
 
 class CalibrationError(RadicalError):
@@ -32,8 +35,16 @@ class ScoringError(RadicalError):
 
 
 class UnreadableAnswerError(ScoringError):
-    """The model was to write an order, and wrote something else."""
+    """The model generated text without an order in it."""
 
 
 class StoppedError(RadicalError):
-    """The caller's `stop` said that the ranking is no longer wanted."""
+    """The caller's `stop` function ended the ranking."""
+
+
+def unknown_name(kind: str, name: str, choices: Iterable[str]) -> InputError:
+    """Return an error that names the choice nearest to a misspelt name, and all choices."""
+    choices = list(choices)
+    near = get_close_matches(name, choices, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return InputError(f"unknown {kind} {name!r}; {hint}choose from: {', '.join(choices)}")

@@ -9,14 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-EMBEDDED = "embedded"
-"""The name of the model that ships with the package"""
-
-
-def model_folder(name: str) -> Path:
-    """Where a model's own files lie, if it is one in a folder."""
-    return Path(__file__).parent / EMBEDDED if name == EMBEDDED else Path(name)
-
 
 @contextmanager
 def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:

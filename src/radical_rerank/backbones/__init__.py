@@ -1,16 +1,15 @@
 """The only room that knows Hugging Face internals: model families, the engine, loading."""
 
 from radical_rerank.backbones.engine import Run
-from radical_rerank.backbones.families import Block, ImageFeatures, Pixels, decoder_shape, family_of
-from radical_rerank.backbones.loading import Backbone, layout_of
-from radical_rerank.backbones.stopping import stopping
-from radical_rerank.pruning import Pruner
-
-Pruner.engine = Run  # methods never import the engine; it comes to them
+from radical_rerank.backbones.families.base import Block, Family, ImageFeatures, Pixels
+from radical_rerank.backbones.layout import layout_of
+from radical_rerank.backbones.model import DEFAULT_MODEL, Backbone, decoder_shape, family_of, stopping
 
 __all__ = [
+    "DEFAULT_MODEL",
     "Backbone",
     "Block",
+    "Family",
     "ImageFeatures",
     "Pixels",
     "Run",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
@@ -73,6 +74,22 @@ class Hooks:
 def entered_for(owner: object) -> bool:
     """Whether hooks of this owner are in, here."""
     return any(hooks.owner is owner for hooks in _entered.get())
+
+
+@contextmanager
+def watching(module: Any, wanted: bool) -> Iterator[dict[str, Any]]:
+    """Record the arguments that `module` is called with inside the block, if `wanted`."""
+    seen: dict[str, Any] = {}
+
+    def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.update(kwargs, **({"hidden_states": args[0]} if args else {}))
+
+    if not wanted:
+        yield seen
+        return
+    with Hooks() as hooks:
+        hooks.before(module, note)
+        yield seen
 
 
 class _Uncompiled:

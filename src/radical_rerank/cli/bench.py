@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from radical_rerank.cli.common import AsJson, Model, missing_extra, print_json, print_table, progress, say
+from radical_rerank import progress as bars
+from radical_rerank.cli.common import AsJson, Model, log, missing_extra, print_json, print_table
+from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.errors import InputError
-from radical_rerank.files import EMBEDDED
 
 app = typer.Typer(help="How fast, and how far from the limit.", no_args_is_help=True)
 
@@ -30,7 +31,7 @@ def prefill(
     as_json: AsJson = False,
 ) -> None:
     """A random decoder of the paper's shape: speed-up, what the arithmetic predicts, and the limit."""
-    from radical_rerank.bench.prefill import SHAPES, run_prefill
+    from radical_rerank.lab.bench.prefill import SHAPES, run_prefill
     from radical_rerank.pruning import build
 
     names, keeps = methods or ["radical", "random"], keep or [0.2]
@@ -39,7 +40,7 @@ def prefill(
     if shape not in SHAPES:
         raise InputError(f"unknown shape {shape!r}; there are: {', '.join(SHAPES)}")
     wanted = [(name, budget) for budget in keeps for name in names]
-    result = run_prefill(SHAPES[shape](width), wanted, rounds=rounds, track=progress)
+    result = run_prefill(SHAPES[shape](width), wanted, rounds=rounds, progress=bars.bar)
     if as_json:
         print_json(result.to_dict())
         return
@@ -59,15 +60,17 @@ def prefill(
     heads = ["method", "s", "speed-up", "predicted", "speed-up / predicted", "efficiency"]
     heads += ["over Random", "tokens left"]
     print_table(heads, lines, f"prefill, {asdict(result.shape)}, {result.device}, {result.threads} threads")
-    say(f"dense: {result.dense_seconds:.2f} s; with our hooks, keep = 1: {result.hooks} of the stock model")
-    say(f"the last layer for one row only: {result.one_row} of the first method's time")
+    log.info(
+        f"dense: {result.dense_seconds:.2f} s; with our hooks, keep = 1: {result.hooks} of the stock model"
+    )
+    log.info(f"the last layer for one row only: {result.one_row} of the first method's time")
     stages = ", ".join(f"layer {s.layer} ({s.tokens} tokens) {s.peak / s.eager:.3f}" for s in result.stages)
-    say(f"extra peak memory of a stage / eager attention: at most {result.memory:.3f}; {stages}")
+    log.info(f"extra peak memory of a stage / eager attention: at most {result.memory:.3f}; {stages}")
 
 
 @app.command("end-to-end")
 def end_to_end(
-    model: Model = EMBEDDED,
+    model: Model = DEFAULT_MODEL,
     shape: Annotated[
         str | None, typer.Option(help="paper: a random model of 36 layers, pictures of 180 tokens.")
     ] = None,
@@ -80,7 +83,7 @@ def end_to_end(
 ) -> None:
     """Images in, ranking out: cold and warm vision cache, both scorers, N = 5, 10, 20, 50."""
     from radical_rerank.backbones import Backbone
-    from radical_rerank.bench.end_to_end import VARIANTS, growth, paper_backbone, run_end_to_end
+    from radical_rerank.lab.bench.end_to_end import VARIANTS, growth, paper_backbone, run_end_to_end
 
     if shape not in (None, "paper"):
         raise InputError(f"unknown shape {shape!r}; there is: paper")
@@ -91,7 +94,7 @@ def end_to_end(
         keep=keep,
         size=(480, 384) if shape else None,
         rounds=rounds,
-        track=progress,
+        progress=bars.bar,
     )
     exponents: dict[str, Any] = {}
     for scorer in dict.fromkeys(result.scorer for result in results):
@@ -116,21 +119,21 @@ def end_to_end(
     heads += ["dense cold / pruned warm", "dense decoder", "pruned decoder"]
     print_table(heads, lines, f"seconds per list, {shape or model}, {keep:.0%} kept")
     for scorer, found in exponents.items():
-        say(f"{scorer}: time grows as N to the " + ", ".join(f"{v:.2f} ({k})" for k, v in found.items()))
+        log.info(f"{scorer}: time grows as N to the " + ", ".join(f"{v:.2f} ({k})" for k, v in found.items()))
 
 
 @app.command()
-def throughput(model: Model = EMBEDDED, rounds: Rounds = 3, as_json: AsJson = False) -> None:
+def throughput(model: Model = DEFAULT_MODEL, rounds: Rounds = 3, as_json: AsJson = False) -> None:
     """Lists per second of `rank_many` and of the service, one at a time and in batches."""
-    from radical_rerank.bench.throughput import run_throughput
+    from radical_rerank.lab.bench.throughput import run_throughput
 
     clients: tuple[int, ...] = (1, 4)
     try:
-        import radical_rerank.bench.service  # noqa: F401
+        import radical_rerank.lab.bench.service  # noqa: F401
     except ImportError as error:
-        say(f"without the service: {missing_extra(error, 'serve')}")
+        log.info(f"without the service: {missing_extra(error, 'serve')}")
         clients = ()
-    results = run_throughput(model, clients=clients, rounds=rounds, track=progress)
+    results = run_throughput(model, clients=clients, rounds=rounds, progress=bars.bar)
     if as_json:
         print_json([asdict(result) for result in results])
         return
@@ -140,7 +143,7 @@ def throughput(model: Model = EMBEDDED, rounds: Rounds = 3, as_json: AsJson = Fa
 
 @app.command()
 def service(
-    model: Model = EMBEDDED,
+    model: Model = DEFAULT_MODEL,
     seconds: Annotated[float, typer.Option(min=1, help="How long the overload lasts.")] = 30.0,
     requests: Annotated[int, typer.Option(min=10, help="Requests over which memory is watched.")] = 2000,
     rounds: Rounds = 15,
@@ -148,10 +151,10 @@ def service(
 ) -> None:
     """The HTTP service: overhead, latency at twice its load, memory."""
     try:
-        from radical_rerank.bench.service import run_service
+        from radical_rerank.lab.bench.service import run_service
     except ImportError as error:
         raise missing_extra(error, "serve") from None
-    found = run_service(model, rounds=rounds, seconds=seconds, requests=requests, track=progress)
+    found = run_service(model, rounds=rounds, seconds=seconds, requests=requests, progress=bars.bar)
     if as_json:
         print_json(asdict(found))
         return
@@ -168,21 +171,21 @@ def service(
 
 @app.command()
 def attacks(
-    model: Model = EMBEDDED,
+    model: Model = DEFAULT_MODEL,
     seconds: Annotated[float, typer.Option(min=1, help="How long each attack lasts at least.")] = 12.0,
     only: Annotated[list[str] | None, typer.Option(help="Attacks whose names contain this.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """The HTTP service while it is attacked: good requests answered, their latency, peak memory."""
     try:
-        from radical_rerank.bench.attacks import all_attacks, run_attacks
+        from radical_rerank.lab.bench.attacks import all_attacks, run_attacks
     except ImportError as error:
         raise missing_extra(error, "serve") from None
     known = list(all_attacks(0))
     names = [name for name in known if not only or any(part in name for part in only)]
     if not names:
         raise InputError(f"there is no such attack; there are: {'; '.join(known)}")
-    results = run_attacks(model, seconds=seconds, names=names, track=progress)
+    results = run_attacks(model, seconds=seconds, names=names, progress=bars.bar)
     if as_json:
         print_json([asdict(result) for result in results])
         return

@@ -1,8 +1,9 @@
-"""What all commands share: options, lines on stderr, JSON, tables."""
+"""Shared by all commands: options, messages on stderr, JSON, tables."""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
@@ -20,9 +21,20 @@ Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, …; by defa
 Model = Annotated[str, typer.Option(help="A model id or a folder; by default the embedded model.")]
 
 
-def say(line: str) -> None:
-    """One line for people, on stderr."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(escape(line))
+log = logging.getLogger("radical_rerank")
+
+
+class StderrHandler(logging.Handler):
+    """Prints the package's messages as plain lines on stderr."""
+
+    @classmethod
+    def install(cls) -> None:
+        """Show messages from INFO upwards."""
+        log.handlers = [handler for handler in log.handlers if not isinstance(handler, cls)] + [cls()]
+        log.setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(escape(record.getMessage()))
 
 
 def missing_extra(error: ImportError, extra: str) -> InputError:
@@ -38,10 +50,3 @@ def print_table(heads: Sequence[str], lines: Iterable[Sequence[str]], title: str
     for line in lines:
         table.add_row(*map(escape, line))
     Console().print(table)
-
-
-def progress(items: Any, label: str) -> Any:
-    """The items, with a bar on stderr."""
-    from rich.progress import track
-
-    return track(items, label, console=Console(stderr=True))

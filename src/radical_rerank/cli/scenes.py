@@ -8,24 +8,25 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from radical_rerank.cli.common import AsJson, print_json, print_table, progress, say
-from radical_rerank.files import EMBEDDED
+from radical_rerank import progress as bars
+from radical_rerank.cli.common import AsJson, log, print_json, print_table
+from radical_rerank.embedded import DEFAULT_MODEL
 
 app = typer.Typer(help="The embedded world.", no_args_is_help=True)
 
 
 @app.command("evaluate")
 def scenes_evaluate(
-    model: Annotated[str, typer.Option(help="A folder that `radical scenes train` wrote.")] = EMBEDDED,
+    model: Annotated[str, typer.Option(help="A folder that `radical scenes train` wrote.")] = DEFAULT_MODEL,
     lists: Annotated[int, typer.Option(min=1, help="Held-out lists per figure.")] = 1000,
     out: Annotated[str | None, typer.Option(help="Keep the figures here; a killed run goes on.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the figures of the embedded model's card on held-out scenes."""
     from radical_rerank.backbones import Backbone
-    from radical_rerank.training.evaluate import Card
+    from radical_rerank.embedded.scenes.figures import Card
 
-    figures = Card(Backbone.from_pretrained(model), lists, Path(out) if out else None, progress).run()
+    figures = Card(Backbone.from_pretrained(model), lists, Path(out) if out else None, bars.bar).run()
     if as_json:
         print_json(figures)
         return
@@ -43,9 +44,9 @@ def scenes_card(
     remark: Annotated[str, typer.Option(help="What else is to be said of the training.")] = "",
 ) -> None:
     """Write a trained model's card from its figures and its training log."""
-    from radical_rerank.training.card import write_card
+    from radical_rerank.embedded.scenes.card import write_card
 
-    say(f"wrote {write_card(folder, commit, remark)}")
+    log.info(f"wrote {write_card(folder, commit, remark)}")
 
 
 @app.command("train")
@@ -59,7 +60,7 @@ def scenes_train(
     """Train a small listwise reranker on generated scenes, from scratch."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from radical_rerank.training.run import Plan, train
+    from radical_rerank.embedded.scenes.training.run import Plan, train
 
     chosen = Plan.load(plan, seed=seed) if plan else Plan(seed=seed)
     columns = (
@@ -80,4 +81,4 @@ def scenes_train(
             bar.update(task, completed=step, **shown)  # type: ignore[arg-type]
 
         train(out, chosen, tell=tell)
-    say(f"the model is in {out}")
+    log.info(f"the model is in {out}")

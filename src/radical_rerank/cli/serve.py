@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from radical_rerank.cli.common import Device, Dtype, missing_extra, say
+from radical_rerank.cli.common import Device, Dtype, log, missing_extra
 from radical_rerank.errors import InputError
 
 app = typer.Typer()
@@ -101,8 +101,8 @@ def serve(
             upscale_delay=upscale_delay,
             downscale_delay=downscale_delay,
         )
-        say(f"http://{host}:{port}/ on Ray; end with Ctrl-C")
+        log.info(f"http://{host}:{port}/ on Ray; end with Ctrl-C")
         wait()
         return
-    say(f"http://{host}:{port}/ for people, /docs for programs")
+    log.info(f"http://{host}:{port}/ for people, /docs for programs")
     uvicorn.run(create_app(settings), host=host, port=port, timeout_graceful_shutdown=int(settings.deadline))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from radical_rerank.files import EMBEDDED
+from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.reranking import Reranker
 
 
@@ -17,7 +17,9 @@ class ImageCrossEncoder:
     options: those of `Reranker.from_pretrained`; or pass a `reranker`
     """
 
-    def __init__(self, model: str = EMBEDDED, *, reranker: Reranker | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: str = DEFAULT_MODEL, *, reranker: Reranker | None = None, **options: Any
+    ) -> None:
         self.reranker = reranker or Reranker.from_pretrained(model, **options)
 
     def rank(

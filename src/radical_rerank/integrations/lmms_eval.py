@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,12 +9,11 @@ from lmms_eval.api.instance import Instance
 from lmms_eval.api.model import lmms
 from lmms_eval.protocol import ChatMessages
 
-from radical_rerank.backbones import Backbone, layout_of
+from radical_rerank.backbones import DEFAULT_MODEL, Backbone, layout_of
 from radical_rerank.errors import InputError
-from radical_rerank.files import EMBEDDED
-from radical_rerank.pruning import Pruner, RaDiCal, build
+from radical_rerank.pruning import build
 from radical_rerank.reranking.calibration import profile_of
-from radical_rerank.reranking.images import load_image
+from radical_rerank.reranking.encoding import load_image
 
 
 class RadicalLmms(lmms):
@@ -25,7 +23,7 @@ class RadicalLmms(lmms):
 
     def __init__(
         self,
-        pretrained: str = EMBEDDED,
+        pretrained: str = DEFAULT_MODEL,
         method: str = "radical",
         keep: float = 0.2,
         max_image_tokens: int = 1280,
@@ -79,13 +77,9 @@ class RadicalLmms(lmms):
         if not images:
             return backbone.write(inputs, max_new_tokens)[0]
         layout = layout_of(backbone.model, torch.tensor(ids))
-        with self._method(len(images)).on(backbone.model, layout):
+        pruner = self.pruner.for_single_image() if len(images) == 1 else self.pruner
+        with pruner.on(backbone.model, layout):
             return backbone.write(inputs, max_new_tokens)[0]
-
-    def _method(self, images: int) -> Pruner:
-        if images == 1 and isinstance(self.pruner, RaDiCal) and self.pruner.prior == "dti":
-            return replace(self.pruner, prior="relevance")
-        return self.pruner
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         raise InputError("tasks of log-likelihoods are not supported; choose one that generates")

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from datasets import Dataset as Table
-from mteb.abstasks import AbsTaskRetrieval
-from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models.model_meta import ModelMeta, ScoringFunction
-from PIL import Image
 
+from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.errors import InputError
-from radical_rerank.evaluation.datasets import Dataset
-from radical_rerank.files import EMBEDDED
 from radical_rerank.reranking import Query, Reranker
-from radical_rerank.reranking.images import load_image
 
 
 class RadicalSearch:
@@ -28,7 +21,7 @@ class RadicalSearch:
 
     def __init__(
         self,
-        model_name: str = EMBEDDED,
+        model_name: str = DEFAULT_MODEL,
         revision: str | None = None,
         *,
         reranker: Reranker | None = None,
@@ -75,42 +68,3 @@ class RadicalSearch:
                 "experiment_kwargs": {**settings, "method": type(pruner).__name__},
             }
         )
-
-
-def task_of(data: Dataset) -> AbsTaskRetrieval:
-    """A data set of ours as an MTEB task, for any of its models.
-
-    Its lists of candidates, where it has them, become the task's; else the task is one of retrieval from
-    the gallery, which a first stage's predictions turn into lists (`convert_to_reranking`).
-    """
-    tasks = list(data.tasks)
-    lists = all(task.candidates for task in tasks)
-    composed = any(task.reference for task in tasks)
-    names = [name for task in tasks for name in task.candidates or ()] if lists else data.gallery
-    metadata = TaskMetadata(
-        name=data.name,
-        description=f"{len(tasks)} queries for pictures.",
-        dataset={"path": data.name, "revision": data.digest()},
-        type="Any2AnyRetrieval",
-        category="it2i" if composed else "t2i",
-        modalities=["text", "image"],
-        eval_langs=["eng-Latn"],
-        main_score="mrr_at_10",
-    )
-
-    def pictures(wanted: Iterable[str | None]) -> list[Image.Image | None]:
-        return [None if name is None else load_image(data.picture(name)) for name in wanted]
-
-    corpus = list(dict.fromkeys(names))
-    queries: dict[str, list[Any]] = {"id": [task.id for task in tasks], "text": [task.text for task in tasks]}
-    if composed:
-        queries["image"] = pictures(task.reference for task in tasks)
-    made = type(data.name, (AbsTaskRetrieval,), {"metadata": metadata})()
-    split = {
-        "corpus": Table.from_dict({"id": corpus, "image": pictures(corpus)}),
-        "queries": Table.from_dict(queries),
-        "relevant_docs": {task.id: dict(task.relevant) for task in tasks},
-        "top_ranked": {task.id: list(task.candidates or ()) for task in tasks} if lists else None,
-    }
-    made.dataset, made.data_loaded = {"default": {"test": split}}, True
-    return made

@@ -9,8 +9,8 @@ from rerankers.documents import Document
 from rerankers.models.ranker import BaseRanker
 from rerankers.results import RankedResults, Result
 
+from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.errors import InputError
-from radical_rerank.files import EMBEDDED
 from radical_rerank.reranking import Reranker
 
 
@@ -24,7 +24,7 @@ class RadicalRanker(BaseRanker):
 
     def __init__(
         self,
-        model_name_or_path: str = EMBEDDED,
+        model_name_or_path: str = DEFAULT_MODEL,
         verbose: int = 1,
         *,
         reranker: Reranker | None = None,

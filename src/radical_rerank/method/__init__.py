@@ -1,12 +1,10 @@
 """The paper's mathematics: tensors in, tensors out.
 
 * `what`: which visual evidence decides the order (CCU, QRel, DTI, AttentionInfo)
-* `when`: how far a layer's attention is believed (entropy, trust α, fusion)
-* `where`: which layers prune, and how much (α-Maximin and six others, keep ratios)
-* `cost`: what a schedule costs (multiply-accumulates, key-value cache)
+* `when`: how far a layer's attention is trusted (entropy, trust α, fusion)
+* `where`: which layers prune, how much, and what it costs (α-Maximin and six others, keep ratios, FLOPs)
 """
 
-from radical_rerank.method.cost import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
 from radical_rerank.method.what import (
     attention_information,
     candidate_uniqueness,
@@ -24,7 +22,18 @@ from radical_rerank.method.when import (
     text_averaged,
     trust,
 )
-from radical_rerank.method.where import STRATEGIES, alpha_maximin, keep_count, keep_ratio, top_k
+from radical_rerank.method.where import (
+    STRATEGIES,
+    DecoderShape,
+    alpha_maximin,
+    keep_count,
+    keep_ratio,
+    kv_bytes,
+    macs,
+    saving,
+    tokens_per_layer,
+    top_k,
+)
 
 __all__ = [
     "STRATEGIES",

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from radical_rerank.errors import InputError
 from radical_rerank.pruning.base import (
     Layout,
     Look,
     Merge,
+    PrunedStage,
     Pruner,
     PruningRun,
     Stage,
-    StageRecord,
     StageView,
     VisionSignals,
+    build,
 )
 from radical_rerank.pruning.dart import DART
 from radical_rerank.pruning.dense import Dense
@@ -43,16 +41,6 @@ METHODS: dict[str, type[Pruner]] = {
 }
 
 
-def build(name: str, **options: Any) -> Pruner:
-    """The method of this name, with its options: `build("radical", keep=0.1)`."""
-    if name not in METHODS:
-        raise InputError(f"unknown method {name!r}; there are: {', '.join(sorted(METHODS))}")
-    try:
-        return METHODS[name](**options)
-    except TypeError as error:
-        raise InputError(f"method {name!r}: {error}") from None
-
-
 __all__ = [
     "DART",
     "METHODS",
@@ -66,6 +54,7 @@ __all__ = [
     "Merge",
     "ModelIdentity",
     "Profile",
+    "PrunedStage",
     "Pruner",
     "PruningRun",
     "PyramidDrop",
@@ -73,7 +62,6 @@ __all__ = [
     "Random",
     "SparseVLM",
     "Stage",
-    "StageRecord",
     "StageView",
     "VisionSignals",
     "VisionZip",

@@ -1,23 +1,22 @@
 """The central abstraction: a `Pruner` says where and what; the engine does the rest.
 
-Nothing here knows a model. A method is written against `StageView`, which computes what it is
-asked for and nothing else; the engine (room `backbones`) implements the view and binds itself to
-`Pruner.engine`, so that a method never imports it.
+Nothing here knows a model. A method is written against `StageView`, which computes only what is read. The
+engine in `backbones` implements the view; `Pruner.on` is the one place that imports it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from radical_rerank.errors import InputError, LayoutError
-from radical_rerank.method import top_k
+from radical_rerank.errors import InputError, LayoutError, unknown_name
+from radical_rerank.method import keep_count, top_k
 from radical_rerank.pruning.profile import Profile
 
 
@@ -185,7 +184,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class StageRecord:
+class PrunedStage:
     """What one stage did to one list."""
 
     layer: int
@@ -200,15 +199,12 @@ class StageRecord:
 class PruningRun(Protocol):
     """What `with pruner.on(model, layout) as run` gives: filled by the latest prompt that ran."""
 
-    records: list[list[StageRecord]]
+    stages: list[list[PrunedStage]]
     """per list, its stages in order"""
     seconds: dict[str, float]
     """time spent inside the method: "prior" (once per list) and "selection" (every stage)"""
     tokens_per_layer: list[int]
     """n_l: the longest list's tokens in each layer"""
-
-
-Engine = Callable[..., AbstractContextManager[PruningRun]]
 
 
 @dataclass(kw_only=True)
@@ -218,7 +214,6 @@ class Pruner:
     keep: float = 0.2
     """R: the fraction of candidate visual tokens that is alive at the end"""
 
-    engine: ClassVar[Engine | None] = None
     summary: ClassVar[str] = ""
     reads_encoder: ClassVar[bool] = False
     """the method asks for `view.signals`"""
@@ -254,13 +249,27 @@ class Pruner:
             return torch.arange(len(view.alive), device=view.alive.device)
         return top_k(self.score(view), count)
 
+    def budget(self, tokens: int) -> int:
+        """Return ⌈R · tokens⌉."""
+        return keep_count(self.keep, tokens)
+
+    # What a method needs to know. RaDiCal overrides these; most methods need nothing.
+
     @property
     def needs_profile(self) -> bool:
-        """Whether the model's trust profile is still to be given, by `with_profile`."""
+        """Whether the method needs a trust profile and has none: pass one to `with_profile`."""
         return False
 
     def with_profile(self, profile: Profile) -> Pruner:
-        """This method for the model of this profile."""
+        """Return this method with the model's trust profile."""
+        return self
+
+    def with_seed(self, seed: int) -> Pruner:
+        """Return this method with another seed, if it draws at random."""
+        return self
+
+    def for_single_image(self) -> Pruner:
+        """Return this method for a prompt with one image: there are no other candidates to compare with."""
         return self
 
     def on(
@@ -274,10 +283,35 @@ class Pruner:
         One layout per prompt of the batch, and the encoder's signals of its candidates where the method
         reads them. The model is restored on leaving, also by an exception.
         """
-        if Pruner.engine is None:
-            raise RuntimeError("no engine: import radical_rerank.backbones")
-        layouts = [layout] if isinstance(layout, Layout) else list(layout)
-        return Pruner.engine(self, model, layouts, signals)
+        from radical_rerank.backbones.engine import Run
+
+        return Run(self, model, [layout] if isinstance(layout, Layout) else list(layout), signals)
+
+
+def build(name: str, *, _also: Iterable[str] = (), **options: Any) -> Pruner:
+    """Build a method by its name.
+
+    Args:
+        name: one of `METHODS`
+        options: the method's fields
+
+    Returns:
+        The method. A misspelt name or option is an InputError that names the nearest one.
+
+    Example:
+        >>> build("fastv", keep=0.1).keep
+        0.1
+    """
+    from radical_rerank.pruning import METHODS  # it lists the subclasses, which import this file
+
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    method = METHODS[name]
+    known = [field.name for field in fields(method) if field.init]
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of method {name!r}", option, [*known, *_also])
+    return method(**options)
 
 
 def scaled(layer: int, num_layers: int, reference: int = 36) -> int:

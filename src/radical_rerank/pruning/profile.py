@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from radical_rerank.errors import CalibrationError
-from radical_rerank.files import model_folder, replacing
+from radical_rerank.files import replacing
 from radical_rerank.method import DecoderShape, trust
 
 FILE_NAME = "radical_profile.json"
@@ -26,11 +26,13 @@ class ModelIdentity:
     """What a model is called, and what it is.
 
     fingerprint: a digest of its configuration and of all its weights
+    folder: its files, if it was loaded from a folder
     """
 
     name: str
     fingerprint: str
     shape: DecoderShape
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Profile:
         """
         if isinstance(model, str):
             return next((profile for profile in published() if profile.model == model), None)
-        for path in (cls.cache_path(model), model_folder(model.name) / FILE_NAME if model.name else None):
+        for path in (cls.cache_path(model), model.folder and model.folder / FILE_NAME):
             if path is None or not path.is_file():
                 continue
             profile = cls.load(path)

@@ -54,12 +54,12 @@ class RaDiCal(Pruner):
     ========================  ====================================
     """
 
-    layers: int = 4
+    num_stages: int = 4
     """K: the number of stages"""
     gap: int = 2
     """g: chosen layers are at least this far apart"""
     strategy: str = "alpha_maximin"
-    schedule: Sequence[int] | None = None
+    layers: Sequence[int] | None = None
     """these layers instead of a strategy's"""
     prior: str = "dti"
     """"dti", "relevance", "uniqueness" or "random" """
@@ -70,7 +70,7 @@ class RaDiCal(Pruner):
     fusion: str = "geometric"
     alpha: float | None = None
     """a fixed α for all stages; None: each layer's own"""
-    calibration: Profile | None = None
+    profile: Profile | None = None
     """the model's trust profile; None: looked up by the model's name"""
     seed: int = 0
 
@@ -89,27 +89,33 @@ class RaDiCal(Pruner):
                 raise InputError(f"{name} must be one of {', '.join(known)}, not {value!r}")
         if self.alpha is not None and not 0 <= self.alpha <= 1:
             raise InputError(f"alpha must lie in [0, 1], not {self.alpha!r}")
-        if self.schedule is not None and not len(self.schedule):
-            raise InputError("schedule must name at least one layer")
-        if self.layers < 1 or self.gap < 1:
-            raise InputError(f"layers and gap must be at least 1, not {self.layers} and {self.gap}")
+        if self.layers is not None and not len(self.layers):
+            raise InputError("layers must name at least one layer")
+        if self.num_stages < 1 or self.gap < 1:
+            raise InputError(f"num_stages and gap must be at least 1, not {self.num_stages} and {self.gap}")
 
     @property
     def needs_profile(self) -> bool:
-        return self.calibration is None and (self.schedule is None or self.alpha is None)
+        return self.profile is None and (self.layers is None or self.alpha is None)
 
     def with_profile(self, profile: Profile) -> RaDiCal:
-        return replace(self, calibration=profile)
+        return replace(self, profile=profile)
+
+    def with_seed(self, seed: int) -> RaDiCal:
+        return replace(self, seed=seed)
+
+    def for_single_image(self) -> RaDiCal:
+        return replace(self, prior="relevance") if self.prior == "dti" else self
 
     def stages(self, num_layers: int) -> list[Stage]:
-        chosen = self.schedule
+        chosen = self.layers
         if chosen is None:
-            if self.calibration is None:
-                raise CalibrationError("RaDiCal needs the model's trust profile: pass calibration=")
-            profile = self.calibration.checked(num_layers)
+            if self.profile is None:
+                raise CalibrationError("RaDiCal needs the model's trust profile: pass profile=")
+            profile = self.profile.checked(num_layers)
             self._check_known(profile, num_layers)
             choose = STRATEGIES[self.strategy]
-            chosen = choose(profile.layers, profile.alpha, self.layers, gap=self.gap, seed=self.seed)
+            chosen = choose(profile.layers, profile.alpha, self.num_stages, gap=self.gap, seed=self.seed)
         keep = keep_ratio(self.keep, len(chosen))
         return [Stage(layer, keep) for layer in sorted(chosen)]
 
@@ -123,9 +129,9 @@ class RaDiCal(Pruner):
                 f"the strategy {self.strategy!r} needs α of every layer, but {known}: "
                 "measure the model with `radical calibrate`"
             )
-        if (self.layers, self.gap) != (4, 2):
+        if (self.num_stages, self.gap) != (4, 2):
             warnings.warn(
-                f"{known}, those of its published schedule of 4 layers 2 apart; with {self.layers} layers "
+                f"{known}, those of its published schedule of 4 stages 2 apart; for {self.num_stages} stages "
                 f"{self.gap} apart, measure the model with `radical calibrate`",
                 stacklevel=3,
             )
@@ -162,9 +168,9 @@ class RaDiCal(Pruner):
         return FUSIONS[self.fusion](prior, salience, alpha), tie
 
     def _trust_at(self, layer: int) -> float:
-        if self.calibration is None:
+        if self.profile is None:
             raise CalibrationError("RaDiCal needs the model's trust profile or a fixed alpha")
-        return self.calibration.alpha_at(layer)
+        return self.profile.alpha_at(layer)
 
     def _prior(self, view: StageView) -> Tensor:
         """(V,) the prior of all tokens, signed where it is cut at zero. Made once, reused at every stage."""

@@ -1,10 +1,18 @@
-"""From a query and images to a ranking: prompt, scorers, windows, calibration, the Reranker."""
+"""From a query and images to a ranking."""
 
-from radical_rerank.reranking.calibration import calibrate
-from radical_rerank.reranking.images import Document, load_image
+from radical_rerank.reranking.calibration import calibrate, generated_list
+from radical_rerank.reranking.encoding import Document, VisionCache, load_image
 from radical_rerank.reranking.prompt import PromptTemplate
-from radical_rerank.reranking.report import PruningReport, StageReport
-from radical_rerank.reranking.reranker import Query, RankedDocument, Ranking, Reranker, Skipped
+from radical_rerank.reranking.reranker import Reranker
+from radical_rerank.reranking.results import (
+    PruningReport,
+    Query,
+    RankedDocument,
+    Ranking,
+    Skipped,
+    StageReport,
+    Totals,
+)
 
 __all__ = [
     "Document",
@@ -16,6 +24,9 @@ __all__ = [
     "Reranker",
     "Skipped",
     "StageReport",
+    "Totals",
+    "VisionCache",
     "calibrate",
+    "generated_list",
     "load_image",
 ]

@@ -1,8 +1,9 @@
-"""Calibration: how concentrated is this model's attention, layer by layer?"""
+"""Calibration: measure how concentrated a model's attention is, layer by layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +15,10 @@ from radical_rerank.backbones import Backbone
 from radical_rerank.errors import CalibrationError, ScoringError
 from radical_rerank.method import normalized_entropy, text_averaged
 from radical_rerank.pruning import Profile, Pruner, Stage, StageView
-from radical_rerank.reranking.images import Document, load_image
+from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, Document, load_image
 from radical_rerank.reranking.prompt import PromptTemplate, build_prompt
-from radical_rerank.scenes.lists import make_list
+
+log = logging.getLogger("radical_rerank")
 
 CALIBRATION_LISTS = 8
 CALIBRATION_CANDIDATES = 20
@@ -39,31 +41,54 @@ class EntropyProbe(Pruner):
         return torch.arange(count, device=view.alive.device)
 
 
-def calibrate(
-    model: Any,
-    lists: Iterable[tuple[str, Sequence[Document]]] | None = None,
-    *,
-    say: Callable[[str], None] | None = None,
-) -> Profile:
-    """Measure H_norm per layer in one unpruned pass per list; returns the model's trust profile.
+def generated_list(
+    seed: int, candidates: int = CALIBRATION_CANDIDATES, *, split: str = "test"
+) -> tuple[str, list[Image.Image]]:
+    """Return a query and candidate images drawn from a seed: lists that need no data set.
 
-    model: a Reranker or a Backbone
-    lists: (query, images) pairs; by default generated scenes, which need no data set
+    Args:
+        seed: the same seed gives the same list
+        candidates: how many images
+        split: "train", "validation" or "test"; the splits share no picture
+
+    Example:
+        >>> query, images = generated_list(0, candidates=5)
+        >>> len(images)
+        5
+    """
+    from radical_rerank.embedded.scenes.lists import make_list  # the one place that uses the generated world
+
+    item = make_list(split, seed, candidates)
+    return item.descriptions[0].text(), item.images
+
+
+def calibrate(model: Any, lists: Iterable[tuple[str, Sequence[Document]]] | None = None) -> Profile:
+    """Measure H_norm per layer, in one unpruned pass per list.
+
+    Args:
+        model: a Reranker or a Backbone
+        lists: (query, images) pairs; by default generated scenes, which need no data set
+
+    Returns:
+        The model's trust profile.
+
+    Example:
+        >>> profile = calibrate(Backbone.from_pretrained(), [generated_list(0, candidates=4)])
+        >>> profile.lists, len(profile.layers)
+        (1, 12)
     """
     backbone: Backbone = getattr(model, "backbone", model)
-    source = "the lists that were passed"
+    source = "lists of the user"
     if lists is None:
-        items = [make_list("validation", seed, CALIBRATION_CANDIDATES) for seed in range(CALIBRATION_LISTS)]
-        lists = [(item.descriptions[0].text(), item.images) for item in items]
+        lists = [generated_list(seed, split="validation") for seed in range(CALIBRATION_LISTS)]
         source = f"{CALIBRATION_LISTS} lists of {CALIBRATION_CANDIDATES} generated scenes"
     template = getattr(model, "template", None) or PromptTemplate.of(backbone)
-    max_image_tokens = getattr(model, "max_image_tokens", 384)
+    max_image_tokens = getattr(model, "max_image_tokens", MAX_IMAGE_TOKENS)
     total = f" of {len(lists)}" if isinstance(lists, Sequence) else ""
     probe = EntropyProbe()
     count = 0
     for count, (query, documents) in enumerate(lists, start=1):
-        if say is not None:
-            say(f"calibrating {backbone.name}: list {count}{total}")
+        log.info("calibrating %s: list %d%s", backbone.name, count, total)
         images = [load_image(document, name=f"document {i}") for i, document in enumerate(documents)]
         try:
             _measure(backbone, template, probe, query, images, max_image_tokens)
@@ -75,16 +100,19 @@ def calibrate(
     return Profile.measured(backbone.name, h_norm, count, source, backbone.fingerprint)
 
 
-def profile_of(model: Any, *, say: Callable[[str], None] | None = None) -> Profile:
-    """The trust profile of a Reranker's or Backbone's model: a known one, or measured now and kept."""
+def profile_of(model: Any) -> Profile:
+    """Return the trust profile of a Reranker's or Backbone's model: a known one, or measure and save it."""
+    identity = getattr(model, "backbone", model).identity
+    return Profile.find(identity) or measured_profile(model)
+
+
+def measured_profile(model: Any) -> Profile:
+    """Measure the trust profile of a Reranker's or Backbone's model and save it in the user's cache."""
     identity = getattr(model, "backbone", model).identity
     name = identity.name or "this model"
-    profile = Profile.find(identity)
-    if profile is None:
-        tell = say or (lambda line: None)
-        tell(f"no trust profile of {name} is known: measuring one (once)")
-        profile = calibrate(model, say=say)
-        tell(f"saved the trust profile of {name} to {profile.save(Profile.cache_path(identity))}")
+    log.info("no trust profile of %s is known: measuring one (once)", name)
+    profile = calibrate(model)
+    log.info("saved the trust profile of %s to %s", name, profile.save(Profile.cache_path(identity)))
     return profile
 
 

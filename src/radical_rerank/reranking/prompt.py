@@ -12,9 +12,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from radical_rerank.backbones import Backbone
-from radical_rerank.errors import InputError
-from radical_rerank.files import model_folder
+from radical_rerank.backbones.model import folder_of
+from radical_rerank.errors import InputError, ScoringError
 from radical_rerank.pruning import Layout
 
 FILE_NAME = "radical_template.json"
@@ -62,8 +65,9 @@ class PromptTemplate:
     @classmethod
     def of(cls, backbone: Backbone) -> PromptTemplate:
         """The model's own template, if its folder holds one, else its family's."""
-        own = model_folder(backbone.name) / FILE_NAME
-        return cls.load(own if own.is_file() else backbone.model.config.model_type)
+        folder = folder_of(backbone.name)
+        own = folder / FILE_NAME if folder is not None else None
+        return cls.load(own if own is not None and own.is_file() else backbone.model.config.model_type)
 
     @classmethod
     def load(cls, source: str | Path | dict[str, str]) -> PromptTemplate:
@@ -93,6 +97,17 @@ class Prompt:
     layout: Layout
     identifiers: list[int]
     """the token that names each candidate, as it would follow this prompt"""
+
+    def scores(self, logits: Tensor) -> list[float]:
+        """Return the log-probability of each candidate's identifier among all identifiers of the list.
+
+        logits: (vocabulary,) of the token that follows the prompt
+        """
+        chosen = logits[torch.as_tensor(self.identifiers, device=logits.device)]
+        if not chosen.isfinite().all():
+            raise ScoringError("the model's logits are not finite: there is no ranking in them")
+        scores: list[float] = chosen.log_softmax(dim=-1).tolist()
+        return scores
 
 
 def unknown_words(backbone: Backbone, text: str) -> list[str]:

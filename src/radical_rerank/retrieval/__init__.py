@@ -1,6 +1,6 @@
 """The first stage: embedders, exact search, pools."""
 
-from radical_rerank.retrieval.embedder import Embedder, SceneEmbedder
+from radical_rerank.retrieval.embedder import Embedder
 from radical_rerank.retrieval.models import DualEncoder, SentenceEmbedder, embedder_of
 from radical_rerank.retrieval.pools import read_run, write_run
 from radical_rerank.retrieval.search import nearest
@@ -8,7 +8,6 @@ from radical_rerank.retrieval.search import nearest
 __all__ = [
     "DualEncoder",
     "Embedder",
-    "SceneEmbedder",
     "SentenceEmbedder",
     "embedder_of",
     "nearest",

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from radical_rerank.backbones import Backbone
 from radical_rerank.errors import InputError
-from radical_rerank.files import EMBEDDED
-from radical_rerank.reranking.images import Document, load_image
-from radical_rerank.retrieval.embedder import Embedder, SceneEmbedder
+from radical_rerank.reranking.encoding import Document, load_image
+from radical_rerank.retrieval.embedder import Embedder
 
 MODELS = {
     "siglip2": "google/siglip2-base-patch16-512",
@@ -107,11 +105,11 @@ class SentenceEmbedder:
         return found.float().cpu()
 
 
-def embedder_of(name: str, backbone: Backbone | None = None) -> Embedder:
-    """By name: "embedded", "siglip2", "jina" (runs code from its repository), "qwen", or any model id; one
-    with "siglip" or "clip" in it has two towers."""
-    if name == EMBEDDED:
-        return SceneEmbedder(backbone or Backbone.from_pretrained())
+def embedder_of(name: str) -> Embedder:
+    """Load an embedder by name: "siglip2", "jina" (runs code from its repository), "qwen", or any model id.
+
+    A model id with "siglip" or "clip" in it is loaded as a dual encoder, any other by sentence-transformers.
+    """
     model = MODELS.get(name, name)
     if any(kind in model.lower() for kind in ("siglip", "clip")):
         return DualEncoder(model)

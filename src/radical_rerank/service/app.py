@@ -23,8 +23,8 @@ import radical_rerank
 from radical_rerank.pruning import METHODS, build
 from radical_rerank.reranking import Query as RankQuery
 from radical_rerank.reranking import Ranking
-from radical_rerank.reranking.images import data_uri
-from radical_rerank.scenes.lists import make_list
+from radical_rerank.reranking.calibration import generated_list
+from radical_rerank.reranking.encoding import data_uri
 from radical_rerank.service.backend import Backend, Local
 from radical_rerank.service.documents import Asked
 from radical_rerank.service.errors import ServiceError
@@ -51,7 +51,7 @@ BODY = {"$ref": f"#/components/schemas/{RerankRequest.__name__}"}
 FILES = {
     "style.css": ("service/page", "text/css; charset=utf-8"),
     "app.js": ("service/page", "text/javascript; charset=utf-8"),
-    "paint.js": ("report", "text/javascript; charset=utf-8"),
+    "paint.js": ("service/page", "text/javascript; charset=utf-8"),
 }
 
 
@@ -263,8 +263,8 @@ async def _read(
 
 def _sample(seed: int) -> dict[str, Any]:
     """A generated list with its query, as the page's sample gallery."""
-    item = make_list("test", seed, 12)
-    return {"query": item.descriptions[0].text(), "images": [data_uri(image) for image in item.images]}
+    query, images = generated_list(seed, 12)
+    return {"query": query, "images": [data_uri(image) for image in images]}
 
 
 def _answer(asked: Asked, ranking: Ranking, model: str) -> RerankResponse:

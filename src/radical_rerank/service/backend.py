@@ -16,11 +16,11 @@ from radical_rerank.backbones import Backbone
 from radical_rerank.errors import OutOfWorldWarning, RadicalError
 from radical_rerank.pruning import Profile, RaDiCal, build
 from radical_rerank.reranking import Ranking, Reranker
-from radical_rerank.reranking.cache import VisionCache
-from radical_rerank.scenes.lists import make_list
+from radical_rerank.reranking.calibration import generated_list
+from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, VisionCache
 from radical_rerank.service.errors import ServiceError, too_late
 from radical_rerank.service.settings import Settings
-from radical_rerank.service.worker import Job, Work, Worker
+from radical_rerank.service.worker import RankJob, RankWorker, Work
 
 Gone = Callable[[], Awaitable[bool]]
 """whether the client has gone away"""
@@ -57,7 +57,7 @@ class Rerankers:
 
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
-        self._cache = VisionCache(1 << 30)
+        self._cache = VisionCache(VISION_CACHE_BYTES)
         self._made: dict[tuple[str, float], Reranker] = {}
 
     def __call__(self, method: str, keep: float) -> Reranker:
@@ -80,7 +80,7 @@ class Local:
         observe: Callable[[str, float], None] = lambda name, value: None,
     ) -> None:
         self.settings, self._load, self._observe = settings, load or self._from_settings, observe
-        self.worker: Worker | None = None
+        self.worker: RankWorker | None = None
         self._checking = Lock()
 
     def _from_settings(self) -> Backbone:
@@ -99,7 +99,7 @@ class Local:
             self._checks = Reranker(own, "dense", max_query_tokens=self.settings.max_query_tokens)
             return warm_up(self.rerankers(self.settings.method, self.settings.keep))
 
-        worker = Worker(
+        worker = RankWorker(
             lambda method, keep: self.rerankers(method, keep),
             places=self.settings.queue,
             patience=self.settings.patience,
@@ -143,7 +143,7 @@ class Local:
     async def rank(self, work: Work, gone: Gone) -> Ranking:
         assert self.worker is not None
         loop = asyncio.get_running_loop()
-        job = Job(work, loop, loop.create_future())
+        job = RankJob(work, loop, loop.create_future())
         self.worker.submit(job)
         try:
             while True:
@@ -162,11 +162,11 @@ class Local:
 
     async def profile(self) -> dict[str, Any] | None:
         backbone = self.rerankers.backbone
-        known = self.rerankers("radical", self.settings.keep).calibration
+        known = self.rerankers("radical", self.settings.keep).profile
         profile = known or Profile.find(backbone.identity)  # not measured here: the model is the worker's
         if profile is None:
             return None
-        chosen = RaDiCal(keep=self.settings.keep, calibration=profile).stages(backbone.shape.layers)
+        chosen = RaDiCal(keep=self.settings.keep, profile=profile).stages(backbone.shape.num_layers)
         return {
             "layers": list(profile.layers),
             "alpha": list(profile.alpha),
@@ -177,12 +177,12 @@ class Local:
 
 def warm_up(reranker: Reranker) -> float:
     """Rank a generated list twice: finds or measures the trust profile, and tells the seconds per list."""
-    item = make_list("train", 0, 20)
+    query, images = generated_list(0, split="train")
     seconds = 0.0
     for _ in range(2):
         reranker.vision_cache.clear()
         start = time.monotonic()
-        reranker.rank(item.descriptions[0].text(), item.images)
+        reranker.rank(query, images)
         seconds = time.monotonic() - start
     reranker.vision_cache.clear()
     return seconds

@@ -15,9 +15,9 @@ from PIL import Image
 from pydantic import ValidationError
 
 from radical_rerank.errors import InputError
-from radical_rerank.reranking.images import base64_bytes, open_image
+from radical_rerank.reranking.encoding import base64_bytes, open_image
 from radical_rerank.service.errors import ServiceError
-from radical_rerank.service.schema import ContentDocument, Document, ImageDocument, RerankRequest
+from radical_rerank.service.schema import ContentDocument, ImageDocument, RequestDocument, RerankRequest
 
 # What image libraries here may be asked to open: no SVG, no PDF, no PostScript, no TIFF.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -164,7 +164,7 @@ class Pictures:
         return image
 
 
-def _source_of(document: Document) -> str:
+def _source_of(document: RequestDocument) -> str:
     if isinstance(document, ImageDocument):
         return document.image
     if isinstance(document, ContentDocument):
@@ -172,7 +172,7 @@ def _source_of(document: Document) -> str:
     return document
 
 
-def _shown(document: Document) -> dict[str, Any]:
+def _shown(document: RequestDocument) -> dict[str, Any]:
     return {"image": document} if isinstance(document, str) else document.model_dump()
 
 

@@ -91,7 +91,7 @@ def _opened(connection: Connection, task: dict[str, Any]) -> list[tuple[str, Any
 
 def _send(connection: Connection, name: str, image: Any) -> None:
     """Decodes and sends one picture, upright and in RGB: its size, then its pieces."""
-    from radical_rerank.reranking.images import decode, pieces
+    from radical_rerank.reranking.encoding import decode, pieces
     from radical_rerank.service.errors import ServiceError
 
     try:

@@ -46,7 +46,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Task:
+class ReadTask:
     """Whose a task is, and its limits.
 
     end: when it must be done, on this machine's monotonic clock
@@ -59,10 +59,10 @@ class Task:
 
 
 @dataclass(eq=False)
-class _Job:
+class _ReadJob:
     """A task with what is to be sent, and where the answer goes."""
 
-    task: Task
+    task: ReadTask
     head: dict[str, Any]
     payloads: Sequence[bytes | bytearray]
     loop: asyncio.AbstractEventLoop
@@ -92,8 +92,8 @@ class Readers:
     def __init__(self, processes: int, *, memory: int, seconds: float) -> None:
         """memory: of a process, in bytes. seconds: that a task may take, and wait, in all"""
         self.processes, self.memory, self.seconds = processes, memory, seconds
-        self._waiting: list[_Job] = []
-        self._running: list[_Job] = []
+        self._waiting: list[_ReadJob] = []
+        self._running: list[_ReadJob] = []
         self._served: dict[str, float] = {}
         self._changed = threading.Condition()
         self._stopping = False
@@ -121,22 +121,22 @@ class Readers:
     def pids(self) -> list[int]:
         return [process.pid for process in self._started]
 
-    async def request(self, body: bytearray, limits: Limits, task: Task) -> Read:
+    async def request(self, body: bytearray, limits: Limits, task: ReadTask) -> Read:
         """Parse a request, and decode the pictures in it."""
         return await self._do(task, {"kind": "request", "limits": asdict(limits), "pixels": 0}, [body])
 
     async def pictures(
-        self, data: Sequence[bytes], names: Sequence[str], limits: Limits, pixels: int, task: Task
+        self, data: Sequence[bytes], names: Sequence[str], limits: Limits, pixels: int, task: ReadTask
     ) -> Read:
         """Decode pictures that were fetched for a request; its others have so many `pixels`."""
         head = {"kind": "pictures", "limits": asdict(limits), "pixels": pixels, "names": list(names)}
         return await self._do(task, head, data)
 
-    async def _do(self, task: Task, head: dict[str, Any], payloads: Sequence[bytes | bytearray]) -> Read:
+    async def _do(self, task: ReadTask, head: dict[str, Any], payloads: Sequence[bytes | bytearray]) -> Read:
         loop = asyncio.get_running_loop()
         end = min(task.end, time.monotonic() + self.seconds)
         heavy = sum(map(len, payloads)) > LIGHT_BYTES
-        job = _Job(task, head, payloads, loop, loop.create_future(), end, heavy)
+        job = _ReadJob(task, head, payloads, loop, loop.create_future(), end, heavy)
         self._submit(job)
         try:
             done, _ = await asyncio.wait([job.future], timeout=max(0.0, end - time.monotonic()) + 0.5)
@@ -151,7 +151,7 @@ class Readers:
 
     # Who is next.
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, job: _ReadJob) -> None:
         with self._changed:
             if self._stopping:
                 raise ServiceError(503, "shutting_down", "the service is shutting down", {"Retry-After": "5"})
@@ -165,7 +165,7 @@ class Readers:
                 _settle(loser, overloaded("too many requests are being read"))
             self._changed.notify_all()
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> _ReadJob | None:
         with self._changed:
             while not self._stopping:
                 job = self._choose()
@@ -179,7 +179,7 @@ class Readers:
                 self._changed.wait()
             return None
 
-    def _choose(self) -> _Job | None:
+    def _choose(self) -> _ReadJob | None:
         full = sum(job.heavy for job in self._running) >= self.processes - 1
         able = [job for job in self._waiting if not (job.heavy and full)]
         running = Counter(job.client for job in self._running)
@@ -189,7 +189,7 @@ class Readers:
             default=None,
         )
 
-    def _finished(self, job: _Job) -> None:
+    def _finished(self, job: _ReadJob) -> None:
         with self._changed:
             self._running.remove(job)
             self._changed.notify_all()
@@ -206,7 +206,7 @@ class Readers:
                 process.restart()
         process.kill()
 
-    def _attempt(self, process: _Process, job: _Job) -> None:
+    def _attempt(self, process: _Process, job: _ReadJob) -> None:
         if job.future.done():
             return
         try:
@@ -281,7 +281,7 @@ class _Process:
         self._process.wait()
         self._connection.close()
 
-    def do(self, job: _Job) -> Read:
+    def do(self, job: _ReadJob) -> Read:
         """The task done; TimeoutError, EOFError or OSError where the process is lost."""
         if self.dead:
             raise EOFError
@@ -309,7 +309,7 @@ class _Process:
             images.append(self._picture(job, (width, height)))
         return Read(asked, images, told["pixels"])
 
-    def _message(self, job: _Job) -> dict[str, Any]:
+    def _message(self, job: _ReadJob) -> dict[str, Any]:
         return self._checked(self._receive(job))
 
     def _checked(self, data: bytes) -> dict[str, Any]:
@@ -320,12 +320,12 @@ class _Process:
             raise ServiceError(*message["error"])
         return message
 
-    def _receive(self, job: _Job) -> bytes:
+    def _receive(self, job: _ReadJob) -> bytes:
         if not self._connection.poll(max(0.0, job.end - time.monotonic())):
             raise TimeoutError
         return self._connection.recv_bytes()
 
-    def _picture(self, job: _Job, size: tuple[int, int]) -> Image.Image:
+    def _picture(self, job: _ReadJob, size: tuple[int, int]) -> Image.Image:
         picture = Image.new("RGB", size)
         left = picture.width * picture.height
         while left > 0:
@@ -342,7 +342,7 @@ def _too_slow() -> ServiceError:
     return ServiceError(422, "too_slow", "the request's images take too long to read")
 
 
-def _settle(job: _Job, result: Read | ServiceError) -> None:
+def _settle(job: _ReadJob, result: Read | ServiceError) -> None:
     def settle() -> None:
         if job.future.done():
             return

@@ -16,7 +16,7 @@ from radical_rerank.service.documents import Asked, Limits
 from radical_rerank.service.errors import ServiceError, too_late
 from radical_rerank.service.fetch import SafeFetcher
 from radical_rerank.service.intake import Held, Intake, Memory, Pace
-from radical_rerank.service.readers import LIGHT_BYTES, Readers, Task
+from radical_rerank.service.readers import LIGHT_BYTES, Readers, ReadTask
 from radical_rerank.service.settings import Settings
 
 PIXEL = 4
@@ -80,7 +80,7 @@ class Reading:
             kept = asked is not None and asked.shown is not None  # the answer will repeat most of it
             held.grow(PIXEL * pixels - (0 if kept else size))
 
-        task = Task(incoming.client, incoming.end, admit)
+        task = ReadTask(incoming.client, incoming.end, admit)
         found = await self.readers.request(body, self.limits, task)
         asked = found.asked
         assert asked is not None
@@ -103,7 +103,7 @@ class Reading:
             data.clear()
             held.grow(PIXEL * pixels - size)
 
-        task = Task(incoming.client, incoming.end, admit)
+        task = ReadTask(incoming.client, incoming.end, admit)
         return (await self.readers.pictures(data, names, self.limits, pixels, task)).images
 
     async def _body(self, incoming: Incoming, held: Held) -> bytearray:

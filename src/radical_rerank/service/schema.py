@@ -30,7 +30,7 @@ class ImageDocument(BaseModel):
     image: str
 
 
-Document = ImageDocument | ContentDocument | str
+RequestDocument = ImageDocument | ContentDocument | str
 
 
 class RerankRequest(BaseModel):
@@ -41,7 +41,7 @@ class RerankRequest(BaseModel):
 
     query: Annotated[str, Field(min_length=1, max_length=10_000)]
     # One bad element is enough to refuse: a million errors would take minutes and gigabytes.
-    documents: Annotated[list[Document], FailFast(), Field(min_length=1)]
+    documents: Annotated[list[RequestDocument], FailFast(), Field(min_length=1)]
     model: str | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = False

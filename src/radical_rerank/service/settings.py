@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from radical_rerank.files import EMBEDDED
+from radical_rerank.backbones import DEFAULT_MODEL
 
 
 class Settings(BaseSettings):
@@ -15,7 +15,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="RADICAL_SERVE_", extra="forbid")
 
-    model: str = EMBEDDED
+    model: str = DEFAULT_MODEL
     method: str = "radical"
     keep: float = Field(0.2, gt=0, le=1)
     device: str | None = None

@@ -59,7 +59,7 @@ class Load:
 
 
 @dataclass(eq=False)
-class Job:
+class RankJob:
     """Work, and where its answer goes."""
 
     work: Work
@@ -68,7 +68,7 @@ class Job:
     since: float = field(default_factory=time.monotonic)
 
 
-class Worker:
+class RankWorker:
     """`admitted` and `submit` from the event loop; the thread ranks and answers.
 
     Heavy requests are refused for the sake of light ones, never the other way round: what a light one would
@@ -91,7 +91,7 @@ class Worker:
         self._patience, self._prepare, self._observe = patience, prepare, observe
         self._prepared = threading.Event()
         self._error: BaseException | None = None
-        self._line: deque[Job] = deque()
+        self._line: deque[RankJob] = deque()
         self._changed = threading.Condition()
         self._stopping = False
         self._light, self._heavy = Load(), Load()
@@ -144,12 +144,12 @@ class Worker:
             with self._changed:
                 load.inside -= 1
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: RankJob) -> None:
         with self._changed:
             self._line.append(job)
             self._changed.notify()
 
-    def forget(self, job: Job) -> None:
+    def forget(self, job: RankJob) -> None:
         """The client has gone, or its time is up: it need not run."""
         with self._changed:
             if job in self._line:
@@ -183,7 +183,7 @@ class Worker:
             if ranked:
                 self._observe("batch_size", ranked)
 
-    def _next(self) -> list[Job]:
+    def _next(self) -> list[RankJob]:
         """The first job and others of its kind, as heavy as it; none when it is time to stop."""
         with self._changed:
             while not self._line:
@@ -201,7 +201,7 @@ class Worker:
             (self._heavy if heavy else self._light).running, self._since = len(batch), time.monotonic()
             return batch
 
-    def _rank(self, batch: list[Job]) -> int:
+    def _rank(self, batch: list[RankJob]) -> int:
         """Answers every job; returns how many lists were ranked."""
         now = time.monotonic()
         for job in batch:
@@ -219,7 +219,7 @@ class Worker:
                 job.loop.call_soon_threadsafe(_settle, job.future, ranking)
         return len(batch)
 
-    def _rankings(self, reranker: Reranker, batch: list[Job]) -> list[Ranking | ServiceError]:
+    def _rankings(self, reranker: Reranker, batch: list[RankJob]) -> list[Ranking | ServiceError]:
         """Each job's ranking or error; where a batch fails, for whatever reason, each on its own."""
 
         def over() -> bool:
@@ -239,7 +239,7 @@ class Worker:
             log.exception("a ranking failed")
             return [ServiceError(500, "internal", "the ranking failed")]
 
-    def _fail(self, job: Job, error: ServiceError) -> None:
+    def _fail(self, job: RankJob, error: ServiceError) -> None:
         job.loop.call_soon_threadsafe(_settle, job.future, error)
 
 

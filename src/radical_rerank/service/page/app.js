@@ -121,7 +121,7 @@ function show() {
     const stage = stages[slider.value];
     $("stage-name").textContent = slider.ariaValueText = stage.label;
     for (const [index, canvas] of canvases) {
-      const place = report.candidates.indexOf(index);
+      const place = report.indices.indexOf(index);
       const { image } = state.pictures[index];
       paint(canvas, image, report.blocks[place], place < 0 ? null : stage.alive?.[place], scaleOf(image));
     }

@@ -1,0 +1,71 @@
+"""Decode steps after a pruned prompt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from radical_rerank.errors import LayoutError
+
+if TYPE_CHECKING:
+    from radical_rerank.backbones.engine import BatchState
+
+
+class Decoding:
+    """Gives each layer the mask (and, if renumbered, the rotary embeddings) of its own survivors.
+
+    Layers keep different parts of the prompt in their caches: each one's mask covers its survivors and the
+    tokens decoded since.
+    """
+
+    def __init__(self, state: BatchState) -> None:
+        self._state = state
+        self._new: Tensor | None = None
+        self._masks: dict[tuple[int, int], Any] = {}
+
+    def begin_step(self, mask: Tensor | None) -> None:
+        """Begin a decode step. mask: (B, prompt + new tokens) or None"""
+        state = self._state
+        decoded = {state.cache.get_seq_length(i) - length for i, length in enumerate(state.lengths)}
+        if len(decoded) > 1 or min(decoded) < 0:
+            raise LayoutError(
+                "since the last step, the cache was cropped to one length for all layers, or into the "
+                "prompt. After pruning, remove the same number of decoded tokens from every layer"
+            )
+        self._new = None if mask is None else mask[:, state.length :].bool()
+        self._masks = {}
+
+    def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of layer `index`. hidden: (B, new tokens, d)"""
+        state = self._state
+        if state.pruned:
+            kwargs["attention_mask"] = self._mask(index, hidden)
+        if state.compact and state.layer_pruned[index]:
+            kwargs["position_embeddings"] = self._rotary(index, hidden)
+        return kwargs
+
+    def _rotary(self, index: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions that follow the renumbered prompt of layer `index`."""
+        state = self._state
+        valid, length = state.layer_valid[index], state.lengths[index]
+        first = torch.full((len(hidden), 1), length, device=hidden.device)
+        if valid is not None:
+            first = valid.sum(dim=1, keepdim=True)
+        decoded = state.cache.get_seq_length(index) - length
+        steps = torch.arange(hidden.shape[1], device=hidden.device)
+        return state.rotary_at(hidden, first + decoded + steps)
+
+    def _mask(self, index: int, hidden: Tensor) -> Any:
+        state = self._state
+        valid, length = state.layer_valid[index], state.lengths[index]
+        group = length, id(valid)  # layers between two stages share one mask
+        if group not in self._masks:
+            columns = None
+            if valid is not None:
+                new = state.cache.get_seq_length(index) + hidden.shape[1] - length
+                later = valid.new_ones(len(valid), new) if self._new is None else self._new[:, -new:]
+                columns = torch.cat((valid, later), dim=1)
+            self._masks[group] = state.causal_mask(hidden, columns, index)
+        return self._masks[group]

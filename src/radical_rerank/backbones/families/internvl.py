@@ -1,0 +1,110 @@
+"""InternVL 2.5 (converted), 3 and 3.5, in their -hf form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from radical_rerank.backbones.families.base import WHOLE, Block, ImageFeatures, Pixels
+from radical_rerank.backbones.hooks import watching
+from radical_rerank.pruning import VisionSignals
+
+
+class InternVL:
+    """InternVL 2.5 (converted), 3 and 3.5 in their -hf form: square tiles, pixel shuffle, plain RoPE."""
+
+    markup: ClassVar[tuple[str, str]] = ("<img>", "</img>")
+
+    def __init__(self, config: Any) -> None:
+        self.tokens_per_tile: int = config.image_seq_length
+
+    def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
+        options, blocks = self._tiles(processor, image.size, max_tokens)
+        batch = processor([image], return_tensors="pt", **options)
+        return Pixels(torch.as_tensor(batch["pixel_values"]), (len(blocks),), blocks)
+
+    def count_tokens(self, processor: Any, size: tuple[int, int], max_tokens: int) -> int:
+        return sum(block.rows * block.columns for block in self._tiles(processor, size, max_tokens)[1])
+
+    def _tiles(
+        self, processor: Any, size: tuple[int, int], max_tokens: int
+    ) -> tuple[dict[str, Any], tuple[Block, ...]]:
+        """The processor's options for an image of this width and height, and the tiles that they give."""
+        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+
+        side = processor.size["height"], processor.size["width"]
+        tiles = max_tokens // self.tokens_per_tile
+        edge = round(self.tokens_per_tile**0.5)
+        if tiles < 3:  # two tiles and their thumbnail are the least that cropping gives
+            options: dict[str, Any] = {"crop_to_patches": False}
+            if not tiles:  # a smaller tile: the encoder interpolates its position embeddings
+                small = max(1, math.isqrt(max_tokens))
+                options["size"] = {"height": side[0] * small // edge, "width": side[1] * small // edge}
+                edge = small
+            return options, (Block(WHOLE, edge, edge),)
+        most = min(tiles - 1, processor.max_patches)
+        columns, rows = get_optimal_tiled_canvas(size[::-1], side, processor.min_patches, most)
+        boxes = [
+            (c / columns, r / rows, (c + 1) / columns, (r + 1) / rows)
+            for r in range(rows)
+            for c in range(columns)
+        ]
+        boxes += [WHOLE] if len(boxes) > 1 else []
+        blocks = tuple(Block(box, edge, edge) for box in boxes)
+        return {"crop_to_patches": True, "max_patches": most}, blocks
+
+    def encode(self, base: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
+        found: dict[int, ImageFeatures] = {}
+        for size in {p.values.shape[1:] for p in pixels}:  # tiles of one size run together
+            same = [i for i, p in enumerate(pixels) if p.values.shape[1:] == size]
+            batch = self._encode(base, [pixels[i] for i in same], signals)
+            found |= dict(zip(same, batch, strict=True))
+        return [found[i] for i in range(len(pixels))]
+
+    def _encode(self, base: Any, pixels: Sequence[Pixels], signals: bool) -> list[ImageFeatures]:
+        values = torch.cat([p.values for p in pixels]).to(base.device)
+        attention = base.vision_tower.encoder.layer[-1].attention
+        with watching(attention, signals) as seen:
+            tiles = base.get_image_features(pixel_values=values, return_dict=True).pooler_output
+        counts = [len(p.values) for p in pixels]
+        found: list[VisionSignals | None] = [None] * len(pixels)
+        if signals:
+            received, keys = self._signals(attention, seen["hidden_states"])
+            found = [
+                VisionSignals(a.flatten(), k.flatten(0, 1))
+                for a, k in zip(received.split(counts), keys.split(counts), strict=True)
+            ]
+        return [
+            ImageFeatures(part.flatten(0, 1), (), p.grid, p.blocks, own)
+            for part, p, own in zip(tiles.split(counts), pixels, found, strict=True)
+        ]
+
+    def _signals(self, attention: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Per tile, (tiles, M) the CLS token's attention and (tiles, M, hd) keys, means over heads and
+        over the 2 × 2 patches that the pixel shuffle joins."""
+        split = (attention.num_heads, attention.head_dim)
+        q = attention.q_norm(attention.q_proj(hidden[:, :1])).unflatten(-1, split).transpose(1, 2).float()
+        k = attention.k_norm(attention.k_proj(hidden)).unflatten(-1, split).transpose(1, 2).float()
+        weights = (q @ k.transpose(-1, -2) * attention.scale).softmax(-1).mean(dim=1)[:, 0, 1:]
+        keys = k.mean(dim=1)[:, 1:]
+        edge = math.isqrt(weights.shape[1])
+        grid = (edge // 2, 2, edge // 2, 2)
+        return (
+            weights.unflatten(1, grid).mean(dim=(2, 4)).flatten(1),
+            keys.unflatten(1, grid).mean(dim=(2, 4)).flatten(1, 2),
+        )
+
+    def inputs(self, features: Sequence[ImageFeatures], input_ids: Tensor) -> dict[str, Any]:
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        tiles = torch.cat([f.tokens for f in features])[None]
+        return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=tiles)}}
+
+    def positions(self, mask: Tensor) -> Tensor | None:
+        # Counted from the first real token: keys of a padded prompt are then those of the prompt alone.
+        return (mask.cumsum(dim=1) - 1).clamp(min=0) if not mask.all() else None

@@ -1,0 +1,132 @@
+"""Qwen3-VL and Qwen2.5-VL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from radical_rerank.backbones.families.base import WHOLE, Block, ImageFeatures, Pixels
+from radical_rerank.backbones.hooks import watching
+from radical_rerank.backbones.view import rotate
+from radical_rerank.pruning import VisionSignals
+
+
+class QwenVL:
+    """Qwen3-VL and Qwen2.5-VL: images of any size, merged 2 × 2, M-RoPE; DeepStack on Qwen3-VL."""
+
+    markup: ClassVar[tuple[str, str]] = ("<|vision_start|>", "<|vision_end|>")
+
+    def __init__(self, config: Any) -> None:
+        self.image_token_id: int = config.image_token_id
+
+    def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
+        least, most = self._pixels(processor, max_tokens)
+        options: dict[str, Any] = {"size": {"longest_edge": most, "shortest_edge": least}}
+        if getattr(processor, "backend", None) == "pil":
+            from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+            # The same resizing as the processor's own, which makes two more copies of the whole image first.
+            factor = processor.patch_size * processor.merge_size
+            height, width = smart_resize(image.height, image.width, factor, least, most)
+            image = image.resize((width, height), processor.resample)
+            options = {"do_resize": False}
+        batch = processor([image], **options, return_tensors="pt")
+        t, h, w = batch["image_grid_thw"][0].tolist()
+        block = Block(WHOLE, h // processor.merge_size, w // processor.merge_size)
+        return Pixels(batch["pixel_values"], (t, h, w), (block,))
+
+    def count_tokens(self, processor: Any, size: tuple[int, int], max_tokens: int) -> int:
+        least, most = self._pixels(processor, max_tokens)
+        width, height = size
+        limits = {"min_pixels": least, "max_pixels": most}
+        return processor.get_number_of_image_patches(height, width, limits) // processor.merge_size**2
+
+    def _pixels(self, processor: Any, max_tokens: int) -> tuple[int, int]:
+        """The fewest and the most pixels that an image is scaled to."""
+        per_token = (processor.patch_size * processor.merge_size) ** 2
+        most = min(processor.size["longest_edge"], max_tokens * per_token)
+        return min(processor.size["shortest_edge"], most), most
+
+    def encode(self, base: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
+        tower = base.visual
+        with watching(tower.blocks[-1].attn, signals) as seen:
+            output = base.get_image_features(
+                torch.cat([p.values for p in pixels]).to(base.device),
+                torch.tensor([p.grid for p in pixels], device=base.device),
+                return_dict=True,
+            )
+        levels = list(zip(*(getattr(output, "deepstack_features", None) or []), strict=True))
+        found = self._signals(tower, pixels, seen) if signals else [None] * len(pixels)
+        return [
+            ImageFeatures(tokens, tuple(levels[i]) if levels else (), p.grid, p.blocks, found[i])
+            for i, (tokens, p) in enumerate(zip(output.pooler_output, pixels, strict=True))
+        ]
+
+    def _signals(
+        self, tower: Any, pixels: Sequence[Pixels], seen: dict[str, Any]
+    ) -> list[VisionSignals | None]:
+        """Attention received within the image, mean over heads, rows and the 2 × 2 patches of a token."""
+        attention, (cos, sin) = tower.blocks[-1].attn, seen["position_embeddings"]
+        qkv = attention.qkv(seen["hidden_states"]).unflatten(-1, (3, attention.num_heads, -1))
+        q, k = (rotate(part.transpose(0, 1).float(), cos.float(), sin.float()) for part in qkv.unbind(1)[:2])
+        group = tower.spatial_merge_size**2
+        found: list[VisionSignals | None] = []
+        start = 0
+        for p in pixels:
+            part = slice(start, start + math.prod(p.grid))
+            start = part.stop
+            received = _column_means(q[:, part], k[:, part], attention.scaling)
+            keys = k[:, part].mean(dim=0)
+            found.append(
+                VisionSignals(received.view(-1, group).mean(-1), keys.unflatten(0, (-1, group)).mean(1))
+            )
+        if hasattr(tower, "fullatt_block_indexes"):  # Qwen2.5-VL's blocks see the tokens window by window
+            found = self._in_order(tower, pixels, found)
+        return found
+
+    def _in_order(
+        self, tower: Any, pixels: Sequence[Pixels], found: list[VisionSignals | None]
+    ) -> list[VisionSignals | None]:
+        from transformers.vision_utils import get_vision_window_index
+
+        result: list[VisionSignals | None] = []
+        for p, signals in zip(pixels, found, strict=True):
+            assert signals is not None
+            windows, _ = get_vision_window_index(
+                torch.tensor([p.grid], device=signals.keys.device),
+                spatial_merge_size=tower.spatial_merge_size,
+                window_size=tower.window_size,
+                patch_size=tower.patch_size,
+            )
+            order = windows.argsort()
+            result.append(VisionSignals(signals.attention[order], signals.keys[order]))
+        return result
+
+    def inputs(self, features: Sequence[ImageFeatures], input_ids: Tensor) -> dict[str, Any]:
+        from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
+
+        image = BaseModelOutputWithDeepstackFeatures(
+            pooler_output=tuple(f.tokens for f in features),
+            deepstack_features=[list(level) for level in zip(*(f.deepstack for f in features), strict=True)],
+        )
+        return {
+            "mm_encoder_outputs": {"image": image},
+            "image_grid_thw": torch.tensor([f.grid for f in features], device=input_ids.device),
+            "mm_token_type_ids": (input_ids == self.image_token_id).int(),
+        }
+
+    def positions(self, mask: Tensor) -> Tensor | None:
+        return None
+
+
+def _column_means(q: Tensor, k: Tensor, scaling: float) -> Tensor:
+    """(heads, n, hd) each -> (n,) attention received, mean over heads and rows, row chunk by row chunk."""
+    total = q.new_zeros(q.shape[1])
+    for rows in q.split(256, dim=1):
+        total += (rows @ k.transpose(-1, -2) * scaling).softmax(-1).sum(dim=1).mean(dim=0)
+    return total / q.shape[1]

@@ -1,0 +1,422 @@
+"""A Hugging Face model as this package sees it: its parts, its identity, and the `Backbone` that runs it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from radical_rerank.backbones.families import FAMILIES, TEXT_TYPES, Family
+from radical_rerank.backbones.families.base import ImageFeatures, Pixels
+from radical_rerank.backbones.hooks import Hooks
+from radical_rerank.backbones.view import all_keys
+from radical_rerank.embedded import DEFAULT_MODEL, MODELS  # the one place that knows the models that ship
+from radical_rerank.errors import InputError, RadicalError, StoppedError, UnsupportedModelError
+from radical_rerank.method import DecoderShape
+from radical_rerank.pruning import ModelIdentity
+
+# The parts of a model.
+
+
+def family_of(config: Any) -> Family:
+    """Return the adapter for a model's configuration, or raise an error that names what is not supported."""
+    kind = getattr(config, "model_type", type(config).__name__)
+    text = getattr(getattr(config, "text_config", None), "model_type", None)
+    if kind not in FAMILIES:
+        raise UnsupportedModelError(
+            f"model type {kind!r} is not supported; choose from: {', '.join(sorted(FAMILIES))}"
+        )
+    if text not in TEXT_TYPES:
+        raise UnsupportedModelError(
+            f"{kind} on a {text!r} text model is not supported; choose from: {', '.join(TEXT_TYPES)}"
+        )
+    if "sliding_attention" in (getattr(config.text_config, "layer_types", None) or ()):
+        raise UnsupportedModelError(f"{kind} with sliding-window attention layers is not supported")
+    return FAMILIES[kind](config)
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the Hugging Face model inside a torch.compile, PEFT or data-parallel wrapper."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif hasattr(model, "get_base_model"):
+            model = model.get_base_model()
+        elif isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def base_model(model: Any) -> Any:
+    """Return the model without its output head."""
+    model = unwrapped(model)
+    return model.model if hasattr(model, "lm_head") else model
+
+
+def text_model(model: Any) -> Any:
+    """Return the decoder of a supported model. It has `layers`, called with keyword arguments."""
+    if not hasattr(model, "config"):
+        raise UnsupportedModelError(f"{type(model).__name__} is not a Hugging Face model")
+    family_of(model.config)
+    return base_model(model).language_model
+
+
+def encoder_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a supported model's vision encoder."""
+    base = base_model(model)
+    return list(base.visual.blocks if hasattr(base, "visual") else base.vision_tower.encoder.layer)
+
+
+def deepstack_levels(model: Any) -> int:
+    """Return how many of the first decoder layers get visual features added to their output."""
+    return len(getattr(model.config.vision_config, "deepstack_visual_indexes", None) or ())
+
+
+def decoder_shape(config: Any) -> DecoderShape:
+    """Return the decoder's dimensions, for counting costs."""
+    text = config.text_config
+    return DecoderShape(
+        num_layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        mlp=text.intermediate_size,
+    )
+
+
+# The identity of a model.
+
+
+def identity_of(model: Any) -> ModelIdentity:
+    """Return a model's name, fingerprint and decoder shape."""
+    config = unwrapped(model).config
+    name = getattr(config, "_name_or_path", "")
+    return ModelIdentity(name, fingerprint_of(model), decoder_shape(config), folder_of(name))
+
+
+def folder_of(name: str) -> Path | None:
+    """Return the folder of a model that was loaded by this name, if it may be one."""
+    return MODELS[name].folder if name in MODELS else Path(name) if name else None
+
+
+def fingerprint_of(model: Any) -> str:
+    """Return 16 hexadecimal digits: a digest of a model's configuration and all its weights.
+
+    The same checkpoint loaded in another dtype that holds its values has the same fingerprint. Changing a
+    weight in place changes it.
+    """
+    weights = dict(sorted(model.state_dict().items()))
+    # Reading all weights of a large model takes seconds, so it is repeated only after a change.
+    config = config_digest(unwrapped(model).config)
+    state = config, tuple((tensor.data_ptr(), tensor._version) for tensor in weights.values())
+    known = _fingerprints.get(model)
+    if known is None or known[0] != state:
+        digest = hashlib.sha256(config.encode())
+        for name, tensor in weights.items():
+            digest.update(f"{name} {tuple(tensor.shape)} {_checksum(tensor)}".encode())
+        known = _fingerprints[model] = state, digest.hexdigest()[:16]
+    return known[1]
+
+
+_fingerprints: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKeyDictionary()
+
+
+def config_digest(config: Any) -> str:
+    """Return 16 hexadecimal digits: a digest of what a configuration says about the computation.
+
+    Only values that differ from the library's defaults count, since a later version may add new defaults.
+    """
+    # Settings of loading, saving and calling do not change the computation.
+    ignored = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+
+    def cleaned(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: cleaned(v) for k, v in value.items() if k not in ignored and "attn_impl" not in str(k)}
+        return value
+
+    text = json.dumps(cleaned(config.to_diff_dict()), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_CHUNK = 1 << 22
+
+
+def _checksum(tensor: Tensor) -> int:
+    """CRC-32 of all values as float32, which holds half precision without loss."""
+    flat, value = tensor.detach().reshape(-1), 0
+    for part in flat.split(_CHUNK):
+        value = zlib.crc32((part.float() if part.is_floating_point() else part).cpu().numpy(), value)
+    return value
+
+
+# A loaded model.
+
+
+@dataclass
+class Backbone:
+    """A vision-language model with its tokenizer and image processor. `from_pretrained` loads one.
+
+    Args:
+        model: a supported Hugging Face model
+        tokenizer: its tokenizer
+        image_processor: its image processor
+
+    Example:
+        >>> backbone = Backbone.from_pretrained()
+        >>> backbone.name, backbone.shape.num_layers
+        ('scenes', 12)
+    """
+
+    model: Any
+    tokenizer: Any
+    image_processor: Any
+
+    def __post_init__(self) -> None:
+        self.family: Family = family_of(self.model.config)
+        self.shape: DecoderShape = decoder_shape(self.model.config)
+        self.image_token_id: int = self.model.config.image_token_id
+        self.shipped = MODELS.get(self.name)
+        """set if the model ships with the package"""
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model, "tokenizer": self.tokenizer, "image_processor": self.image_processor}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Let one thread at a time use the model: tokenizers and accelerators are not safe to share."""
+        if os.getpid() != self._process:
+            raise RadicalError(
+                f"{self.name} was loaded in another process, and a forked process cannot use it. Load it in "
+                "the new process, or start that process with spawn"
+            )
+        with self._lock:
+            yield
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path = DEFAULT_MODEL,
+        *,
+        device: str | None = None,
+        dtype: str | torch.dtype | None = None,
+        attn_implementation: str | None = None,
+    ) -> Backbone:
+        """Load a model.
+
+        Args:
+            name: a model id or a folder; by default the small model that ships with the package
+            device: by default the accelerator if there is one
+            dtype: by default the checkpoint's own on an accelerator, float32 on a CPU
+            attn_implementation: passed on to Hugging Face
+
+        Returns:
+            The loaded model, in evaluation mode.
+        """
+        from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+        asked = str(name)
+        source = str(folder_of(asked) or asked)
+        if source.startswith((".", "/", "~")) and not Path(source).is_dir():
+            raise InputError(f"there is no folder {source}")
+        if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise InputError(f"unknown dtype {dtype!r}; use float32, bfloat16 or float16")
+        if device is None:
+            device = str(torch.accelerator.current_accelerator() or "cpu")
+        if dtype is None:
+            dtype = torch.float32 if device == "cpu" else "auto"
+        try:
+            config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+            family_of(config)  # before any weights are read
+            options = {"attn_implementation": attn_implementation} if attn_implementation else {}
+            model = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype, **options)
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            image_processor = AutoImageProcessor.from_pretrained(source)
+            if tokenizer.chat_template is None:
+                tokenizer.chat_template = _processor_chat_template(source)
+        except RadicalError:
+            raise
+        except Exception as error:  # a broken file can make the libraries raise anything
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise InputError(f"cannot load the model {asked!r}: {reason}") from error
+        model.config._name_or_path = asked
+        return cls(model.to(device).eval(), tokenizer, image_processor)
+
+    @property
+    def name(self) -> str:
+        """The id or folder that the model was loaded from."""
+        return str(self.model.config._name_or_path)
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Name, fingerprint and decoder shape."""
+        return identity_of(self.model)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the configuration and all weights, whatever the model is called."""
+        return fingerprint_of(self.model)
+
+    @property
+    def input_digest(self) -> str:
+        """A digest of the tokenizer and the image processor."""
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        # Private fields say how the processor was loaded, not what it computes.
+        processor = {k: v for k, v in self.image_processor.to_dict().items() if not k.startswith("_")}
+        facts = [vocabulary, self.tokenizer.chat_template, processor]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    @property
+    def device(self) -> torch.device:
+        """The model's device."""
+        return torch.device(self.model.device)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the weights: float32, bfloat16 …"""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    def preprocess(self, image: Image.Image, max_tokens: int) -> Pixels:
+        """Prepare an RGB image for the encoder, scaled down to at most `max_tokens` visual tokens."""
+        return self.family.preprocess(self.image_processor, image, max_tokens)
+
+    def count_tokens(self, image: Image.Image, max_tokens: int) -> int:
+        """Return how many visual tokens `preprocess` would give the image."""
+        return self.family.count_tokens(self.image_processor, image.size, max_tokens)
+
+    @torch.inference_mode()
+    def encode(self, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
+        """Encode these images together; with the encoder's signals if requested."""
+        return self.family.encode(base_model(self.model), pixels, signals) if pixels else []
+
+    def inputs(self, prompts: Sequence[Sequence[int]], features: Sequence[ImageFeatures]) -> dict[str, Any]:
+        """Return the model arguments for a batch of prompts (token ids), padded on the left.
+
+        features: the images of all prompts, in order
+        """
+        longest = max(len(ids) for ids in prompts)
+        pad = self.tokenizer.pad_token_id or 0
+        rows = [[pad] * (longest - len(ids)) + list(ids) for ids in prompts]
+        mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts]
+        input_ids = torch.tensor(rows, device=self.device)
+        inputs = {"input_ids": input_ids, "attention_mask": torch.tensor(mask, device=self.device)}
+        if features:
+            inputs |= self.family.inputs(features, input_ids)
+        positions = self.family.positions(inputs["attention_mask"])
+        return inputs if positions is None else {**inputs, "position_ids": positions}
+
+    @torch.inference_mode()
+    def next_token_logits(self, inputs: dict[str, Any]) -> Tensor:
+        """Return (B, vocabulary) float32 logits of the token that follows each prompt."""
+        with last_row_only(self.model):
+            output = self.model(**inputs, logits_to_keep=1, use_cache=False)
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+    @torch.inference_mode()
+    def write(self, inputs: dict[str, Any], max_new_tokens: int) -> list[str]:
+        """Return the text that the model generates after each prompt, greedily."""
+        with last_row_only(self.model):
+            output = self.model.generate(
+                **inputs,
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                # A checkpoint's sampling settings do not apply to greedy decoding.
+                temperature=None,
+                top_p=None,
+                top_k=None,
+                pad_token_id=self.tokenizer.pad_token_id or 0,
+            )
+        texts: list[str] = self.tokenizer.batch_decode(
+            output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
+        )
+        return texts
+
+
+def _processor_chat_template(name: str) -> str | None:
+    """Return the chat template of a checkpoint that stores it with its processor, not its tokenizer."""
+    from transformers.utils import cached_file
+
+    for file in ("chat_template.jinja", "chat_template.json"):
+        path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        if path is not None:
+            text = Path(path).read_text(encoding="utf-8")
+            return str(json.loads(text)["chat_template"]) if file.endswith("json") else text
+    return None
+
+
+# Two ways to change a forward pass.
+
+
+@contextmanager
+def last_row_only(model: Any) -> Iterator[None]:
+    """Run the last decoder layer for the prompt's last row alone, since no other row is read.
+
+    Its keys and values are still computed for all tokens. They go into the cache, or into one made for this
+    call. The model's output then has this one row. Enter it inside a Pruner's context, so that it runs after
+    the last stage. If something reads the last layer's output, such as a stage after it, all rows are
+    computed.
+    """
+    text = text_model(model)
+
+    def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from transformers import DynamicCache
+
+        hidden = args[0] if args else kwargs.pop("hidden_states")
+        mask = kwargs.get("attention_mask")
+        read = layer._forward_hooks or text.norm._forward_pre_hooks
+        if not read and (mask is None or isinstance(mask, Tensor)) and hidden.shape[1] > 1:
+            cos, sin = kwargs["position_embeddings"]
+            earlier = hidden[:, :-1]
+            keys = all_keys(layer, earlier, cos[:, :-1], sin[:, :-1])
+            values = layer.self_attn.v_proj(layer.input_layernorm(earlier))
+            values = values.unflatten(-1, (-1, layer.self_attn.head_dim)).transpose(-3, -2)
+            if kwargs.get("past_key_values") is None:
+                kwargs["past_key_values"] = DynamicCache()
+            kwargs["past_key_values"].update(keys, values, layer.self_attn.layer_idx)
+            kwargs["position_embeddings"] = cos[:, -1:], sin[:, -1:]
+            if mask is not None and mask.ndim == 4:
+                kwargs["attention_mask"] = mask[:, :, -1:]
+            hidden = hidden[:, -1:]
+        return (hidden, *args[1:]), kwargs
+
+    with Hooks(unwrapped(model), text) as hooks:
+        hooks.before(text.layers[-1], before)
+        yield
+
+
+@contextmanager
+def stopping(model: Any, stop: Callable[[], bool]) -> Iterator[None]:
+    """Inside, forward passes end with a StoppedError once `stop` returns True.
+
+    It is called before each block of the encoder and each layer of the decoder. Other threads and tasks that
+    use the model at the same time are not affected.
+    """
+
+    def check(*_: Any) -> None:
+        if stop():
+            raise StoppedError("the ranking was stopped")
+
+    text = text_model(model)
+    with Hooks(unwrapped(model), text) as hooks:
+        for module in (*encoder_blocks(model), *text.layers):
+            hooks.before(module, check)
+        yield

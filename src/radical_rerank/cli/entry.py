@@ -1,0 +1,222 @@
+"""The `radical` command: its start, and `rank`, `calibrate`, `methods`, `demo`.
+
+Tables are for people, `--json` is for programs. Errors are one line on stderr, with exit code 2.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from radical_rerank.cli import bench, lab, scenes, serve
+from radical_rerank.cli.common import AsJson, Device, Dtype, StderrHandler, log, print_json, print_table
+from radical_rerank.embedded import DEFAULT_MODEL
+from radical_rerank.errors import InputError, RadicalError
+from radical_rerank.reranking import Ranking
+from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
+
+app = typer.Typer(
+    help="Listwise image reranking with vision-language models, at a fraction of their visual tokens.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+SEVERAL = ("--keep", "--seeds", "--methods", "--counts", "--scorers")
+"""options that take several values in a row"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line."""
+    if not sys.stderr.isatty():  # loading bars are for people
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+    StderrHandler.install()
+    warnings.showwarning = lambda message, *_: log.warning("warning: %s", message)
+    try:
+        app(spread(sys.argv[1:] if arguments is None else arguments))
+    except RadicalError as error:
+        log.error("error: %s", error)
+        sys.exit(2)
+
+
+def spread(arguments: list[str]) -> list[str]:
+    """Turn `--keep 0.2 0.1` into `--keep 0.2 --keep 0.1`, which typer understands."""
+    if not arguments or arguments[0] not in ("eval", "experiment", "bench"):
+        return arguments
+    result: list[str] = []
+    option = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            option = argument if argument in SEVERAL else ""
+        elif option and result[-1] != option:
+            result.append(option)
+        result.append(argument)
+    return result
+
+
+@app.command()
+def rank(
+    query: Annotated[str, typer.Argument(help="What to look for, in words.")],
+    images: Annotated[list[str], typer.Argument(help="Image files, the candidates.", metavar="IMAGE...")],
+    model: Annotated[
+        str, typer.Option(help="A model id or a folder; by default the small model of scenes that ships.")
+    ] = DEFAULT_MODEL,
+    method: Annotated[str, typer.Option(help="A name from `radical methods`.")] = "radical",
+    keep: Annotated[float, typer.Option(help="The fraction of visual tokens that is kept.")] = 0.2,
+    top_k: Annotated[int | None, typer.Option(help="Show only the best so many.")] = None,
+    reference: Annotated[str | None, typer.Option(help="An image that the query changes.")] = None,
+    scorer: Annotated[str, typer.Option(help="logits or generate.")] = "logits",
+    template: Annotated[str | None, typer.Option(help="A prompt template, a JSON file.")] = None,
+    max_image_tokens: Annotated[
+        int, typer.Option(help="Larger images are scaled down to this.")
+    ] = MAX_IMAGE_TOKENS,
+    on_error: Annotated[
+        str, typer.Option(help="raise or skip: what to do with an unreadable image.")
+    ] = "raise",
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank images by how well they match a query."""
+    from radical_rerank.reranking import Reranker
+
+    missing = [image for image in [*images, *([reference] if reference else [])] if not Path(image).exists()]
+    if missing and on_error == "raise":  # before a large model is loaded for nothing
+        raise InputError(f"{missing[0]} does not exist")
+    reranker = Reranker(
+        model,
+        method,
+        keep=keep,
+        scorer=scorer,
+        template=template,
+        max_image_tokens=max_image_tokens,
+        device=device,
+        dtype=dtype,
+    )
+    ranking = reranker.rank(query, images, top_k=top_k, reference=reference, on_error=on_error)  # type: ignore[arg-type]
+    if as_json:
+        print_json(ranking.to_dict())
+    else:
+        _print_ranking(ranking)
+
+
+def _print_ranking(ranking: Ranking) -> None:
+    for skipped in ranking.skipped:
+        log.info("skipped: %s", skipped.reason)
+    table = Table("rank", "score", title=escape(ranking.query), title_justify="left")
+    table.add_column("image", overflow="fold")
+    for place, result in enumerate(ranking, start=1):
+        table.add_row(str(place), f"{result.score:.3f}", escape(str(result.document)))
+    console = Console()
+    console.print(table)
+    if ranking.repairs:
+        console.print(f"the generated order needed {ranking.repairs} corrections")
+    totals = ranking.totals
+    if totals.prompts:
+        prompts = f"{totals.prompts} prompts, " if totals.prompts > 1 else ""
+        console.print(
+            f"{prompts}{totals.visual_tokens} visual tokens, {totals.visual_tokens_left} at the end; "
+            f"{totals.flops_saved:.0%} of the decoder's FLOPs and {totals.kv_saved:.0%} of its KV cache "
+            f"saved; {sum(totals.seconds.values()):.2f} s"
+        )
+
+
+@app.command()
+def calibrate(
+    model: Annotated[str, typer.Argument(help="A model id or a folder.")],
+    lists: Annotated[
+        str | None,
+        typer.Option(help='Your own lists, JSON lines of {"query": …, "images": [paths]}.'),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Where to write the profile; by default your cache.")
+    ] = None,
+    num_stages: Annotated[int, typer.Option(help="K: the stages of the schedule that is shown.")] = 4,
+    gap: Annotated[int, typer.Option(help="g: the least distance between its layers.")] = 2,
+    device: Device = None,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how concentrated a model's attention is, layer by layer, and keep it as its trust profile."""
+    from radical_rerank.backbones import Backbone
+    from radical_rerank.method import alpha_maximin
+    from radical_rerank.pruning import Profile
+    from radical_rerank.reranking import calibrate as measure
+
+    wanted = list(_read_lists(Path(lists))) if lists else None
+    backbone = Backbone.from_pretrained(model, device=device, dtype=dtype)
+    profile = measure(backbone, wanted)
+    path = profile.save(out or Profile.cache_path(backbone.identity))
+    schedule = alpha_maximin(profile.layers, profile.alpha, num_stages, gap=gap)
+    log.info("saved to %s", path)
+    if as_json:
+        print_json(json.loads(path.read_text(encoding="utf-8")) | {"schedule": schedule})
+        return
+    table = Table(
+        "layer", "H_norm", "alpha", "", title=f"{escape(model)}, {profile.lists} lists", title_justify="left"
+    )
+    assert profile.h_norm is not None
+    for layer, h, alpha in zip(profile.layers, profile.h_norm, profile.alpha, strict=True):
+        bar = "█" * round(20 * alpha) + (" ◄ prunes" if layer in schedule else "")
+        table.add_row(str(layer), f"{h:.4f}", f"{alpha:.2f}", bar)
+    Console().print(table)
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the token-reduction methods."""
+    from radical_rerank.pruning import METHODS
+
+    rows = {name: method.summary for name, method in METHODS.items()}
+    if as_json:
+        print_json([{"name": name, "summary": summary} for name, summary in rows.items()])
+        return
+    print_table(("name", "what it keeps"), rows.items())
+
+
+@app.command()
+def demo(
+    out: Annotated[str, typer.Option(help="The folder of the page.")] = "demo",
+    queries: Annotated[int, typer.Option(min=1, help="How many queries.")] = 8,
+    size: Annotated[int, typer.Option(min=20, help="How many scenes the gallery has.")] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """Search a gallery of generated scenes and rerank what is found, unpruned and pruned."""
+    from radical_rerank.embedded.scenes.demo import run_demo
+
+    run_demo(Path(out), queries=queries, size=size, as_json=as_json)
+
+
+def _read_lists(path: Path) -> Iterator[tuple[str, list[str]]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            query, images = record["query"], record["images"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}, line {number}: not a list record: {error!r}") from None
+        if not (isinstance(query, str) and query.strip() and isinstance(images, list) and images):
+            raise InputError(f"{path}, line {number}: needs a query and a list of images")
+        yield query, [str(path.parent / image) for image in images]
+
+
+app.add_typer(lab.app)
+app.add_typer(serve.app)
+app.add_typer(scenes.app, name="scenes")
+app.add_typer(bench.app, name="bench")

@@ -1,0 +1,179 @@
+"""The embedded model before training: its tokenizer, its configuration, its first weights."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from radical_rerank.embedded.scenes.world import COLOURS, PLACES, SHAPES, SIZES
+from radical_rerank.reranking.prompt import FILE_NAME, IDENTIFIERS
+
+SPECIAL = (
+    "<|pad|>",
+    "<unk>",
+    "<|end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+_WORDS = (
+    "a an and with the on at of is are in instead above below there what which colour thing answer "
+    "reference yes no"
+)
+MARK = "▁"
+"""Stands for the space before a word: " a" is the article, "a" an identifier"""
+
+TEMPLATE = {
+    "intro": "",
+    "reference": "reference{image}",
+    "candidate": "{id}{image}",
+    "ask_logits": "query: {query} answer:",
+    "ask_generate": "query: {query} answer:",
+    "ask_composed_logits": "change: {query} answer:",
+    "ask_composed_generate": "change: {query} answer:",
+    "window": 20,
+}
+"""The embedded model's own prompt; it knows no other words"""
+
+
+def attribute_words() -> list[str]:
+    """The words that name what a visual token can show."""
+    return [*COLOURS, *SHAPES, *SIZES, *PLACES]
+
+
+def make_tokenizer() -> Any:
+    """Word level: words carry the space before them, letters without one are identifiers."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = [MARK + word for word in dict.fromkeys([*attribute_words(), *_WORDS.split()])]
+    plain = [
+        "query",
+        "change",
+        "question",
+        "reference",
+        ":",
+        "?",
+        MARK + "?",
+        ",",
+        ".",
+        ">",
+        MARK + ">",
+        MARK,
+    ]
+    entries = list(dict.fromkeys([*SPECIAL, *IDENTIFIERS, *plain, *words]))
+    core = Tokenizer(models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token="<unk>"))
+    # A capital at the start of a word is a sentence's, not an identifier.
+    capitals = [normalizers.Replace(Regex(f" {c}"), f" {c.lower()}") for c in string.ascii_uppercase]
+    core.normalizer = normalizers.Sequence([normalizers.Replace(Regex(r"\s+"), " "), *capitals])
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(MARK, prepend_scheme="never"), pre_tokenizers.Punctuation("isolated")]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        unk_token="<unk>",
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        extra_special_tokens=list(SPECIAL[3:]),
+    )
+
+
+def make_config(tokenizer: Any, *, num_layers: int = 12, hidden: int = 192) -> Any:
+    from transformers import Qwen3VLConfig
+
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
+    return Qwen3VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": hidden,
+            "intermediate_size": 2 * hidden,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": hidden // 32,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "max_position_embeddings": 8192,
+            "bos_token_id": None,
+            "eos_token_id": ids["<|end|>"],
+            "pad_token_id": ids["<|pad|>"],
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            },
+        },
+        vision_config={
+            "depth": 3,
+            "hidden_size": 128,
+            "intermediate_size": 320,
+            "num_heads": 4,
+            "patch_size": 8,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": hidden,
+            "num_position_embeddings": 256,
+            "deepstack_visual_indexes": [0, 1],
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=True,
+    )
+
+
+def make_image_processor() -> Any:
+    from transformers import Qwen2VLImageProcessorPil
+
+    return Qwen2VLImageProcessorPil(
+        patch_size=8,
+        merge_size=2,
+        size={"shortest_edge": 32 * 32, "longest_edge": 160 * 160},
+        image_mean=[0.5] * 3,
+        image_std=[0.25] * 3,
+    )
+
+
+def make_model(config: Any, seed: int) -> Any:
+    """First weights: word embeddings of norm 1, output projections zero, so layers begin as identities."""
+    from transformers import Qwen3VLForConditionalGeneration
+
+    torch.manual_seed(seed)
+    config._attn_implementation = "sdpa"
+    model = Qwen3VLForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                if (
+                    name.endswith(("o_proj", "down_proj", "attn.proj", "mlp.linear_fc2"))
+                    and "merger" not in name
+                ):
+                    module.weight.zero_()
+                if "deepstack_merger" in name and name.endswith("linear_fc2"):
+                    module.weight.mul_(0.1)
+                if module.bias is not None:
+                    module.bias.zero_()
+        embedding = model.get_input_embeddings().weight
+        nn.init.normal_(embedding, std=embedding.shape[1] ** -0.5)
+        nn.init.normal_(model.model.visual.pos_embed.weight, std=0.2)
+    model.tie_weights()
+    return model
+
+
+def save_model(folder: str | Path, model: Any, tokenizer: Any) -> None:
+    """Weights in half precision, tokenizer, image processor and prompt, in Hugging Face format."""
+    import copy
+    import json
+
+    folder = Path(folder)
+    copy.deepcopy(model).half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    make_image_processor().save_pretrained(folder)
+    (folder / FILE_NAME).write_text(json.dumps(TEMPLATE, indent=1) + "\n", encoding="utf-8")

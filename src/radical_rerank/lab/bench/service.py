@@ -1,0 +1,215 @@
+"""The service under load: what it adds to a ranking, whom it turns away, what it keeps in memory."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+
+from radical_rerank.backbones import Backbone
+from radical_rerank.lab.bench.timing import Ratio, interleaved
+from radical_rerank.progress import Progress, silent
+from radical_rerank.reranking import Reranker
+from radical_rerank.reranking.calibration import generated_list
+from radical_rerank.service.app import create_app
+from radical_rerank.service.backend import Local
+from radical_rerank.service.settings import Settings
+
+
+@dataclass(frozen=True)
+class ServiceResult:
+    """overhead: one client's request over a direct `Reranker.rank` of the same encoded images, of lists that
+    neither has seen
+    unloaded, loaded: seconds of a request alone (median) and of those let in at twice the load (p95)
+    statuses: how that load was answered
+    megabytes: resident memory gained over `requests` requests after the first tenth
+    """
+
+    overhead: Ratio
+    unloaded: float
+    loaded: float
+    statuses: dict[int, int]
+    requests: int
+    megabytes: float
+
+
+def run_service(
+    model: str,
+    *,
+    candidates: int = 20,
+    rounds: int = 15,
+    seconds: float = 30.0,
+    requests: int = 2000,
+    progress: Progress = silent,
+) -> ServiceResult:
+    """The service is a process of its own, as people run it."""
+    with serving(model, patience=100.0) as (url, process), httpx.Client(base_url=url, timeout=120) as http:
+        overhead = _overhead(Backbone.from_pretrained(model), http, candidates, rounds, progress)
+        before = 0.0
+        bodies = [request_of(seed, 5)[1] for seed in range(20)]
+        for number in progress(range(requests), "memory"):
+            if number == requests // 10:
+                before = resident(process.pid)
+            http.post("/rerank", json=bodies[number % len(bodies)]).raise_for_status()
+        gained = resident(process.pid) - before
+    with serving(model) as (url, _), httpx.Client(base_url=url, timeout=120) as http:
+        alone, spent = _open_loop(http, candidates, seconds)
+    accepted = sorted(took for status, took in spent if status == 200)
+    return ServiceResult(
+        overhead,
+        alone,
+        accepted[int(0.95 * len(accepted))] if accepted else float("nan"),
+        dict(Counter(status for status, _ in spent)),
+        requests,
+        gained,
+    )
+
+
+def _overhead(
+    backbone: Backbone, http: httpx.Client, candidates: int, rounds: int, progress: Progress
+) -> Ratio:
+    direct = Reranker(backbone, "radical", keep=0.2)
+    work = [request_of(1000 + seed, candidates) for seed in range(rounds + 1)]
+    turn = {"direct": iter(work), "service": iter(work)}
+
+    def by_hand() -> None:
+        images, body = next(turn["direct"])
+        direct.rank(body["query"], images)
+
+    def by_request() -> None:
+        http.post("/rerank", json=next(turn["service"])[1]).raise_for_status()
+
+    times = interleaved(
+        {"service": by_request, "direct": by_hand}, rounds, progress=progress, label="overhead"
+    )
+    return times.ratio("service", "direct")
+
+
+def closed_loop(http: httpx.Client, work: Sequence[dict[str, Any]], clients: int) -> float:
+    """Lists per second that so many clients get, each asking again when it is answered."""
+    start = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        for answer in pool.map(lambda body: http.post("/rerank", json=body), work):
+            answer.raise_for_status()
+    return len(work) / (time.perf_counter() - start)
+
+
+def _open_loop(http: httpx.Client, candidates: int, seconds: float) -> tuple[float, list[tuple[int, float]]]:
+    """The median of a request alone; of all that came at twice the rate that it allows, (status, seconds)."""
+
+    def ask(body: dict[str, Any]) -> tuple[int, float]:
+        start = time.perf_counter()
+        answer = http.post("/rerank", json=body)
+        return answer.status_code, time.perf_counter() - start
+
+    work = [request_of(3000 + seed, candidates)[1] for seed in range(40)]
+    alone = statistics.median(ask(body)[1] for body in work[:12])
+    draw = random.Random(0)
+    with ThreadPoolExecutor(64) as pool:
+        futures = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            futures.append(pool.submit(ask, draw.choice(work)))
+            time.sleep(draw.expovariate(2 / alone))
+        return alone, [future.result() for future in futures]
+
+
+def request_of(seed: int, candidates: int) -> tuple[list[bytes], dict[str, Any]]:
+    """A list's encoded images, and the same as a request."""
+    query, pictures = generated_list(seed, candidates)
+    images = []
+    for image in pictures:
+        image.save(file := io.BytesIO(), "PNG")
+        images.append(file.getvalue())
+    documents = [base64.b64encode(data).decode() for data in images]
+    return images, {"query": query, "documents": documents}
+
+
+@contextmanager
+def listening(backbone: Backbone, **limits: Any) -> Iterator[str]:
+    """The address of a service of this model on a free port of this machine."""
+    settings = Settings(**limits)
+    app = create_app(settings, Local(settings, load=lambda: backbone))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        if not thread.is_alive():
+            raise RuntimeError("the server does not start")
+        time.sleep(0.02)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+@contextmanager
+def serving(
+    model: str,
+    *,
+    within: float = 600.0,
+    program: Sequence[str] = ("-m", "radical_rerank.cli"),
+    **limits: Any,
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The address and the process of `radical serve` on a free port of this machine.
+
+    within: seconds until it must be ready
+    program: the command line, as Python is told to run it
+    """
+    port, end = str(free_port()), time.monotonic() + within
+    given = [part for name, value in limits.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    command = [sys.executable, *program, "serve", "--model", model, "--port", port, *given]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while not _ready(url):
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"the server does not start: {' '.join(command)}")
+            time.sleep(0.1)
+        yield url, process
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def resident(process: int | str = "self") -> float:
+    """Megabytes of a process, where the system tells."""
+    try:
+        with open(f"/proc/{process}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    except OSError:
+        return float("nan")

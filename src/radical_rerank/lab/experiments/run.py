@@ -1,0 +1,93 @@
+"""Runs an experiment and presents it: records, then tables and plots made from the records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from radical_rerank.backbones import DEFAULT_MODEL
+from radical_rerank.lab.experiments import studies
+from radical_rerank.lab.experiments.definitions import EXPERIMENTS, KEEPS
+from radical_rerank.lab.experiments.setup import Setup
+from radical_rerank.lab.metrics import SEEDS
+from radical_rerank.lab.plots import bars, curves, pareto
+from radical_rerank.lab.records import RunFolder
+from radical_rerank.lab.runner import Runner
+from radical_rerank.lab.tables import published, summarize, write_tables
+from radical_rerank.lab.testbed import Testbed
+from radical_rerank.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class Study:
+    """An experiment that is more than a list of settings."""
+
+    about: str
+    run: Callable[[Setup], list[Any]]
+
+
+STUDIES: dict[str, Study] = {
+    "similarity": Study("how alike the candidates are, in quintiles", studies.similarity),
+    "retrievers": Study("three first stages and what their pools share", studies.retrievers),
+    "composed": Study("a reference picture and a change in words", studies.composed),
+    "transfer": Study("questions about single pictures, without uniqueness", studies.transfer),
+    "diagnose": Study("reliability z_l and entropy, layer by layer", studies.diagnosis),
+    "cases": Study("which tokens each method keeps, as pictures", studies.cases),
+}
+
+
+def run_study(
+    name: str,
+    runner: Runner,
+    testbed: Testbed,
+    out: Path,
+    *,
+    keeps: Sequence[float],
+    seeds: Sequence[int],
+    limit: int,
+    progress: Progress = silent,
+) -> list[Any]:
+    """Run an experiment and write its records, tables and plots to `out / name`."""
+    with RunFolder(out / name) as folder:
+        command = command_of(name, runner, keeps=keeps, seeds=seeds, limit=limit)
+        setup = Setup(runner, testbed, folder, command, keeps, seeds, limit, progress)
+        return STUDIES[name].run(setup) if name in STUDIES else _run(name, setup)
+
+
+def command_of(name: str, runner: Runner, *, keeps: Sequence[float], seeds: Sequence[int], limit: int) -> str:
+    """What makes the same table again."""
+    parts = [f"radical experiment {name} --limit {limit}"]
+    if tuple(keeps) != KEEPS:
+        parts.append(f"--keep {' '.join(f'{keep:g}' for keep in keeps)}")
+    if tuple(seeds) != SEEDS:
+        parts.append(f"--seeds {' '.join(map(str, seeds))}")
+    parts += [f"--{option.replace('_', '-')} {value}" for option, value in runner.options.items()]
+    return " ".join(parts) + (
+        f" --model {runner.backbone.name}" if runner.backbone.name != DEFAULT_MODEL else ""
+    )
+
+
+def _run(name: str, setup: Setup) -> list[Any]:
+    """Run an experiment that is a list of settings."""
+    experiment, records, keeps = EXPERIMENTS[name], setup.folder.records(), setup.keeps
+    setup.run(experiment, records)
+    # Settings that do not name their budget were published at 20%.
+    rows = summarize(records.claimed(), published(name) if 0.2 in keeps else None)
+    note = (
+        f"`{setup.command}` on {setup.runner.backbone.name}. Quality in percent. p: paired randomisation "
+        "tests over lists. The column `paper`, if any, is the paper's MRR@10 on its own model and data."
+    )
+    title = experiment.about
+    if tuple(keeps) != KEEPS and len({row.keep for row in rows if row.method != "dense"}) == 1:
+        title += f", {keeps[0]:.0%} kept"
+    write_tables(setup.folder.path, name, title, rows, note)
+    picture = setup.folder.path / f"{name}.png"
+    if name == "pareto":
+        pareto(picture, rows, title)
+    elif experiment.axis and any(experiment.axis in {**r.data, **r.options} for r in rows):
+        curves(picture, rows, experiment.axis, title)
+    else:
+        bars(picture, rows, title)
+    return rows

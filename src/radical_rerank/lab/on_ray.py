@@ -1,0 +1,110 @@
+"""The same runner on Ray Data: one reranker per worker, the same records."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from radical_rerank.backbones import Backbone
+from radical_rerank.errors import InputError
+from radical_rerank.lab.datasets import Dataset
+from radical_rerank.lab.records import Cell, Key, Records
+from radical_rerank.lab.runner import Pools, Runner, work_of
+from radical_rerank.progress import Progress, silent
+from radical_rerank.pruning import Profile
+
+
+@dataclass(frozen=True)
+class EvaluationJob:
+    """What a worker needs to know; it loads model and data itself.
+
+    options, profile: the Runner's; dtype: of the model, by default what suits the worker's device
+    fingerprint: the model's, where it is known: records of any other model are refused
+    """
+
+    model: str
+    dataset: Callable[[], Dataset]
+    cells: Sequence[Cell]
+    provenance: dict[str, Any]
+    pools: Pools | None = None
+    threads: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    profile: Profile | None = None
+    dtype: str | None = None
+    fingerprint: str | None = None
+
+
+class EvaluationWorker:
+    """Ranks queries by number; gives their records as JSON lines."""
+
+    def __init__(self, job: EvaluationJob) -> None:
+        import torch
+
+        if job.threads is not None:
+            torch.set_num_threads(job.threads)
+        self.job = job
+        backbone = Backbone.from_pretrained(job.model, dtype=job.dtype)
+        self.runner = Runner(backbone, job.provenance, options=job.options, profile=job.profile)
+        self.data = job.dataset()
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
+        lines = []
+        for number, there in zip(batch["number"], batch["there"], strict=True):
+            work = work_of(self.data, int(number), self.job.pools)
+            done = {tuple(key) for key in json.loads(str(there))}
+            missing = [
+                cell
+                for cell in self.job.cells
+                if self.runner.key(cell, work.number, work.content) not in done
+            ]
+            for record in self.runner.ranked(self.data, work, missing):
+                lines.append(json.dumps(record, ensure_ascii=False))
+        return {"record": lines}
+
+
+def run_on_ray(
+    address: str,
+    job: EvaluationJob,
+    records: Records,
+    count: int,
+    *,
+    workers: int = 2,
+    progress: Progress = silent,
+) -> None:
+    """Run what is missing of the first `count` queries. address: "local", or a cluster's."""
+    try:
+        import ray
+    except ImportError:
+        raise InputError("--ray needs Ray: pip install 'radical-rerank[ray]'") from None
+    # Only a worker, which has the model, knows the keys of what is wanted: it is told what is there already.
+    wanted = {cell.key for cell in job.cells}
+    there: dict[str, list[Key]] = {}
+    for key in sorted(records.keys()):
+        if key[0] in wanted:
+            there.setdefault(key[1], []).append(key)
+    work = [{"number": n, "there": json.dumps(there.get(str(n), []))} for n in range(count)]
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    started = not ray.is_initialized()
+    if started:
+        options: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False}
+        ray.init(**options) if address == "local" else ray.init(address, log_to_driver=False)
+    try:
+        rows = (
+            ray.data.from_items(work, override_num_blocks=min(len(work), 4 * workers))
+            .map_batches(EvaluationWorker, fn_constructor_args=[job], batch_size=1, concurrency=workers)
+            .iter_rows()
+        )
+        for row in progress(rows, "on Ray"):
+            record = json.loads(row["record"])
+            if job.fingerprint not in (None, record["fingerprint"]):
+                raise InputError(
+                    f"a worker's {job.model} is another model than the one here: its fingerprint is "
+                    f"{record['fingerprint']}, not {job.fingerprint}"
+                )
+            records.add(record)
+    finally:
+        if started:
+            ray.shutdown()

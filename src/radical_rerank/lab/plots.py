@@ -1,0 +1,106 @@
+"""Plots from table rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from radical_rerank.files import replacing
+from radical_rerank.lab.tables import TableRow
+
+COLOURS = ("#0b5fa5", "#c2410c", "#15803d", "#7c3aed", "#b91c1c", "#0e7490", "#a16207", "#525252", "#be185d")
+
+
+def figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
+    """A figure with one pair of axes, without frills."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    picture, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
+    axes.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return picture, axes
+
+
+def save(picture: Any, path: Path) -> Path:
+    """Write it whole or not at all."""
+    from matplotlib import pyplot
+
+    with replacing(path, "wb") as file:
+        picture.savefig(file, dpi=140, format=path.suffix[1:])
+    pyplot.close(picture)
+    return path
+
+
+def bars(path: str | Path, rows: Sequence[TableRow], title: str) -> Path:
+    """MRR@10 per setting with its interval; Dense as a line."""
+    picture, axes = figure(height=0.6 + 0.3 * max(4, len(rows)))
+    shown = [row for row in rows if row.method != "dense"][::-1]
+    values = [row.measures["MRR@10"] for row in shown]
+    error = [
+        [max(0.0, v - row.interval[0]) for v, row in zip(values, shown, strict=True)],
+        [max(0.0, row.interval[1] - v) for v, row in zip(values, shown, strict=True)],
+    ]
+    colours = [COLOURS[0] if row.method == "radical" else "#9ca3af" for row in shown]
+    axes.barh(
+        [row.name for row in shown], values, xerr=error, color=colours, error_kw={"lw": 1, "alpha": 0.6}
+    )
+    for row in rows:
+        if row.method == "dense":
+            axes.axvline(row.measures["MRR@10"], color="black", lw=1, ls="--")
+            place = row.measures["MRR@10"], 1.0
+            where = ("data", "axes fraction")
+            axes.annotate("Dense", place, xycoords=where, ha="center", va="bottom", fontsize=9)
+    axes.set_xlabel("MRR@10 (%)")
+    axes.set_title(title, loc="left", fontsize=11)
+    return save(picture, Path(path))
+
+
+def curves(path: str | Path, rows: Sequence[TableRow], axis: str, title: str) -> Path:
+    """MRR@10 over whatever the experiment varies, one line per method."""
+    picture, axes = figure()
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        at = {**row.data, **row.options}.get(axis)
+        if at is not None:
+            label = "RaDiCal" if axis in row.options else row.name
+            lines.setdefault(label, []).append((float(at), row.measures["MRR@10"]))
+    for colour, (label, points) in zip(COLOURS * 3, lines.items(), strict=False):
+        points.sort()
+        dense = label == "Dense"
+        axes.plot(*zip(*points, strict=True), "o-", ms=4, label=label, color="black" if dense else colour)
+    for row in rows:
+        if row.method == "dense" and axis not in row.data:
+            axes.axhline(row.measures["MRR@10"], color="black", lw=1, ls="--", label="Dense")
+    axes.set_xlabel({"num_stages": "K, stages", "gap": "g", "count": "N, candidates"}.get(axis, axis))
+    axes.set_ylabel("MRR@10 (%)")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.legend(frameon=False, fontsize=8)
+    return save(picture, Path(path))
+
+
+def pareto(path: str | Path, rows: Sequence[TableRow], title: str) -> Path:
+    """Quality against decoder arithmetic."""
+    picture, axes = figure()
+    methods = sorted(dict.fromkeys(row.method for row in rows), key=lambda name: name != "radical")
+    for colour, method in zip(COLOURS * 2, methods, strict=False):
+        points = sorted(
+            (100 * (1 - row.flops_saved), row.measures["MRR@10"]) for row in rows if row.method == method
+        )
+        label = next(row.name.split(" ")[0] for row in rows if row.method == method)
+        axes.scatter(
+            *zip(*points, strict=True),
+            s=22,
+            label=label,
+            color="black" if method == "dense" else colour,
+            zorder=3 if method == "radical" else 2,
+        )
+    axes.set_xlabel("decoder FLOPs (% of Dense)")
+    axes.set_ylabel("MRR@10 (%)")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.legend(frameon=False, fontsize=8)
+    return save(picture, Path(path))

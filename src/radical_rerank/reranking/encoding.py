@@ -1,0 +1,565 @@
+"""From documents to vision features: loading pictures, their sizes, the encoder and its cache.
+
+The service's reader processes import this file to decode pictures, so it must not import torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from radical_rerank.errors import InputError
+
+if TYPE_CHECKING:
+    from radical_rerank.backbones import Backbone, ImageFeatures, Pixels
+    from radical_rerank.pruning import Pruner, VisionSignals
+
+MAX_PIXELS = 64_000_000
+"""larger images are refused"""
+MAX_IMAGE_TOKENS = 384
+"""larger images are scaled down to this many visual tokens; COCO's have about 300"""
+VISION_CACHE_BYTES = 1 << 30
+"""how much of the images encoded last is kept"""
+THREADS = min(8, os.cpu_count() or 1)
+ENCODED_TOGETHER = 8
+"""images per call of the encoder; the next ones are preprocessed at the same time"""
+
+
+class ArrayLike(Protocol):
+    """Anything that NumPy can read as an array, such as a torch tensor on the CPU."""
+
+    def __array__(self) -> np.ndarray[Any, Any]: ...
+
+
+Document: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | ArrayLike"
+"""A path, a data URI, encoded bytes, a PIL image, or an array (H, W), (H, W, 1|3|4) of any real type"""
+
+
+# Loading: from a document to an upright RGB picture, or an error that names the document.
+
+
+def load_image(
+    document: Document,
+    *,
+    name: str = "image",
+    max_pixels: int = MAX_PIXELS,
+    formats: tuple[str, ...] | None = None,
+) -> Image.Image:
+    """Load a document as an upright RGB picture. Animations give their first frame, transparency is white."""
+    (image,) = load_images([document], names=[name], max_pixels=max_pixels, formats=formats)
+    if isinstance(image, InputError):
+        raise image
+    return image
+
+
+def load_images(
+    documents: Sequence[Document],
+    *,
+    names: Sequence[str],
+    max_pixels: int = MAX_PIXELS,
+    formats: tuple[str, ...] | None = None,
+) -> list[Image.Image | InputError]:
+    """Load many documents in parallel. A document that cannot be read gives its error instead.
+
+    formats: the encoded formats to accept, by Pillow's names; by default all that Pillow knows
+    """
+    opened: list[tuple[str, Any]] = []
+    for document, name in zip(documents, names, strict=True):
+        if isinstance(document, (str, os.PathLike)) and not _is_data_uri(document):
+            name = f"{name} ({os.fspath(document)})"
+        opening = partial(open_image, document, name=name, max_pixels=max_pixels, formats=formats)
+        opened.append((name, _attempt(name, opening)))
+    # An image object may occur twice, and decodes itself in place: each goes to one thread.
+    distinct = {id(image): (name, image) for name, image in opened}
+
+    def decoded(pair: tuple[str, Any]) -> Image.Image | InputError:
+        name, image = pair
+        return image if isinstance(image, InputError) else _attempt(name, partial(_upright_rgb, image))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        results = dict(zip(distinct, pool.map(decoded, distinct.values()), strict=True))
+    return [results[id(image)] for _, image in opened]
+
+
+def _attempt(name: str, work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except InputError as error:
+        return error
+    except Exception as error:  # a parser may raise anything on broken bytes
+        return InputError(f"{name} cannot be read as an image: {error}")
+
+
+def open_image(
+    document: Document, *, name: str, max_pixels: int, formats: tuple[str, ...] | None = None
+) -> Image.Image:
+    """Open a document as an image: its size is checked, its pixels are not decoded yet.
+
+    Decode this very object: opened again, the same bytes might be read as another format.
+    """
+    image = _open(document, name, formats)
+    if not image.width or not image.height:
+        raise InputError(f"{name} has {image.width} x {image.height} pixels")
+    if image.width * image.height > max_pixels:
+        raise InputError(
+            f"{name} has {image.width} x {image.height} pixels, more than the limit of {max_pixels}"
+        )
+    return image
+
+
+def data_uri(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
+    """Return the image as a data URI."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _is_data_uri(document: Any) -> bool:
+    return isinstance(document, str) and document[:5].lower() == "data:"
+
+
+def _open(document: Document, name: str, formats: tuple[str, ...] | None) -> Image.Image:
+    if isinstance(document, Image.Image):
+        return document
+    if _is_data_uri(document):
+        return _decode(_data_uri_bytes(document, name), name, formats)
+    if isinstance(document, (str, os.PathLike)):
+        path = Path(document)
+        if not path.is_file():
+            raise InputError(f"{name} does not exist" if not path.exists() else f"{name} is not a file")
+        return _decode(path.read_bytes(), name, formats)
+    if isinstance(document, (bytes, bytearray, memoryview)):
+        return _decode(bytes(document), name, formats)
+    if hasattr(document, "__array__"):
+        return _from_array(np.asarray(document), name)
+    raise InputError(f"{name} is a {type(document).__name__}, not a path, image, array, bytes or data URI")
+
+
+def _data_uri_bytes(uri: str, name: str) -> bytes:
+    header, separator, body = uri.partition(",")
+    if not separator or not header.lower().endswith(";base64"):
+        raise InputError(f"{name} is a data URI without base64 content")
+    try:
+        return base64_bytes(body)
+    except ValueError:
+        raise InputError(f"{name} is a data URI with broken base64 content") from None
+
+
+_BASE64 = bytes.maketrans(b"-_", b"+/")
+
+
+def base64_bytes(text: str) -> bytes:
+    """Decode base64 in either alphabet, with or without line breaks and padding. Raises ValueError."""
+    body = text.encode("ascii").translate(_BASE64, delete=b" \t\r\n\f\v")
+    return base64.b64decode(body + b"=" * (-len(body) % 4), validate=True)
+
+
+def _decode(data: bytes, name: str, formats: tuple[str, ...] | None) -> Image.Image:
+    if not data:
+        raise InputError(f"{name} is empty")
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of large images; our pixel limit is checked next, before decoding.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return Image.open(io.BytesIO(data), formats=formats)
+    except UnidentifiedImageError:
+        known = "an image format that can be read" if formats is None else f"one of {', '.join(formats)}"
+        raise InputError(f"{name} is not in {known}") from None
+
+
+def _from_array(array: np.ndarray[Any, Any], name: str) -> Image.Image:
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[..., 0]
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)) or 0 in array.shape:
+        raise InputError(f"{name} is an array of shape {array.shape}, not (H, W), (H, W, 3) or (H, W, 4)")
+    if array.dtype == bool:
+        array = array.astype(np.uint8) * 255
+    elif array.dtype == np.uint16:
+        array = (array >> 8).astype(np.uint8)
+    elif np.issubdtype(array.dtype, np.floating):
+        if not np.isfinite(array).all() or array.min() < 0 or array.max() > 1:
+            raise InputError(f"{name} is a float array with values outside [0, 1]")
+        array = np.round(array * 255).astype(np.uint8)
+    elif np.issubdtype(array.dtype, np.integer):
+        if array.min() < 0 or array.max() > 255:
+            raise InputError(f"{name} is an integer array with values outside [0, 255]")
+        array = array.astype(np.uint8)
+    else:
+        raise InputError(f"{name} is an array of {array.dtype}, which is not an image")
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+# How to undo each EXIF orientation but 1: the transposition, whether it swaps the sides, and whether the
+# first rows become the last rows or columns.
+_TURNS = {
+    2: (Image.Transpose.FLIP_LEFT_RIGHT, False, False),
+    3: (Image.Transpose.ROTATE_180, False, True),
+    4: (Image.Transpose.FLIP_TOP_BOTTOM, False, True),
+    5: (Image.Transpose.TRANSPOSE, True, False),
+    6: (Image.Transpose.ROTATE_270, True, True),
+    7: (Image.Transpose.TRANSVERSE, True, True),
+    8: (Image.Transpose.ROTATE_90, True, False),
+}
+PIECE = 1 << 20
+"""pixels to convert at a time"""
+
+
+def decode(image: Image.Image) -> tuple[int, int]:
+    """Decode the first frame; a truncated file fails here. Returns the size of the upright picture."""
+    if getattr(image, "is_animated", False):
+        image.seek(0)
+    image.load()
+    swapped = _TURNS.get(_orientation(image), (None, False))[1]
+    return (image.height, image.width) if swapped else image.size
+
+
+def pieces(image: Image.Image) -> Iterator[tuple[tuple[int, int], Image.Image]]:
+    """Yield a decoded image as upright RGB pieces with their upper left corners, to avoid a second copy."""
+    turn, swapped, reversed_ = _TURNS.get(_orientation(image), (None, False, False))
+    top_value = _top_value(image)
+    rows = max(1, PIECE // image.width)
+    for start in range(0, image.height, rows):
+        end = min(start + rows, image.height)
+        part = image if end - start == image.height else image.crop((0, start, image.width, end))
+        part = _to_rgb(part, top_value)
+        if turn is not None:
+            part = part.transpose(turn)
+        place = image.height - end if reversed_ else start
+        yield ((place, 0) if swapped else (0, place)), part
+
+
+def _upright_rgb(image: Image.Image) -> Image.Image:
+    """Return an upright RGB picture; the image itself if it is one already."""
+    size = decode(image)
+    if image.mode == "RGB" and "transparency" not in image.info and _orientation(image) not in _TURNS:
+        return image
+    picture = Image.new("RGB", size)
+    for corner, piece in pieces(image):
+        picture.paste(piece, corner)
+    return picture
+
+
+def _orientation(image: Image.Image) -> Any:
+    return image.getexif().get(ExifTags.Base.Orientation, 1)
+
+
+def _top_value(image: Image.Image) -> float | None:
+    """Return the value of white if pixels have 16 or 32 bits: they are scaled, not clipped."""
+    if not (image.mode.startswith("I") or image.mode == "F"):
+        return None
+    values = np.asarray(image)
+    if image.mode == "F" and not np.isfinite(values).all():
+        raise ValueError("it has values that are not finite")
+    return 65535.0 if values.max(initial=0) > 255 else 255.0
+
+
+def _to_rgb(image: Image.Image, top_value: float | None) -> Image.Image:
+    if top_value is not None:
+        values = np.asarray(image, dtype=np.float64)
+        image = Image.fromarray((values.clip(0, top_value) * (255 / top_value)).round().astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")
+
+
+# Features: from pictures to the encoder's output, each distinct picture encoded once.
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An RGB image to encode at up to `max_tokens` visual tokens. name: for error messages"""
+
+    name: str
+    image: Image.Image
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class CandidateList:
+    """A query and its candidates, loaded. indices: the candidates' places in the user's list of documents"""
+
+    text: str
+    reference: Image.Image | None
+    images: Sequence[Image.Image]
+    indices: Sequence[int]
+
+    def pictures(self, limits: Sequence[int], reference_limit: int) -> list[Picture]:
+        """Return what to encode, at up to these numbers of tokens: the reference (if any) first."""
+        context = [] if self.reference is None else [Picture(REFERENCE, self.reference, reference_limit)]
+        each = zip(self.indices, self.images, limits, strict=True)
+        return context + [Picture(f"document {index}", image, limit) for index, image, limit in each]
+
+    def own(self, features: Sequence[ImageFeatures]) -> Sequence[ImageFeatures]:
+        """Return the candidates' features: all but the reference's."""
+        return features[len(features) - len(self.images) :]
+
+
+REFERENCE = "the reference image"
+Look = Callable[[CandidateList, Sequence["ImageFeatures"]], Any]
+Timed = Callable[[str], AbstractContextManager[None]]
+"""measures a block of code under a name"""
+
+
+class Encoder:
+    """Loads documents and encodes them with a model's vision encoder, through a cache.
+
+    Args:
+        backbone: the model
+        cache: features of pictures that were encoded before
+        max_image_tokens: larger images are scaled down to this many visual tokens
+        max_pixels: larger images are refused
+    """
+
+    def __init__(
+        self, backbone: Backbone, cache: VisionCache, max_image_tokens: int, max_pixels: int = MAX_PIXELS
+    ) -> None:
+        self.backbone, self.cache = backbone, cache
+        self.max_image_tokens, self.max_pixels = max_image_tokens, max_pixels
+
+    def load(
+        self, text: str, reference: Document | None, documents: Sequence[Document], *, skip: bool
+    ) -> tuple[CandidateList, dict[int, str]]:
+        """Load a query's pictures. Returns them, and why each unusable one was skipped (by index).
+
+        skip: leave out documents that cannot be used, instead of raising an InputError
+        """
+        context = None
+        if reference is not None:
+            context = load_image(reference, name=REFERENCE, max_pixels=self.max_pixels)
+            self.check(context, REFERENCE)
+        loaded: dict[int, Image.Image] = {}
+        unusable: dict[int, str] = {}
+        names = [f"document {index}" for index in range(len(documents))]
+        for index, image in enumerate(load_images(documents, names=names, max_pixels=self.max_pixels)):
+            try:
+                if isinstance(image, InputError):
+                    raise image
+                self.check(image, names[index], thoroughly=skip)
+                loaded[index] = image
+            except InputError as error:
+                if not skip:
+                    raise
+                unusable[index] = str(error)
+        return CandidateList(text, context, list(loaded.values()), list(loaded)), unusable
+
+    def check(self, image: Image.Image, name: str, *, thoroughly: bool = False) -> None:
+        """Raise an InputError if the model cannot take this RGB image, for example for its aspect ratio.
+
+        thoroughly: preprocess it, instead of checking only its size
+        """
+        try:
+            self.backbone.count_tokens(image, self.max_image_tokens)
+            if thoroughly:
+                self.backbone.preprocess(image, self.max_image_tokens)
+        except Exception as error:  # processors may raise anything
+            raise _unusable(name, error) from error
+
+    def encode(self, pictures: Sequence[Picture], timed: Timed, *, signals: bool) -> list[ImageFeatures]:
+        """Return the features of each picture; with the encoder's signals if requested."""
+        encoded: dict[str, ImageFeatures] = {}
+        new: dict[str, Picture] = {}
+        with timed("preprocess"):
+            keys = [content_key(picture.image, picture.max_tokens, signals) for picture in pictures]
+            for key, picture in zip(keys, pictures, strict=True):
+                if key in encoded or key in new:
+                    continue
+                cached = self.cache.get(key)
+                if cached is None:
+                    new[key] = picture
+                else:
+                    encoded[key] = cached
+        with ThreadPoolExecutor(THREADS) as pool:
+            pixels = pool.map(self._preprocessed, new.values())
+            remaining = iter(new)
+            while batch := list(islice(remaining, ENCODED_TOGETHER)):
+                with timed("preprocess"):
+                    prepared = list(islice(pixels, len(batch)))
+                with timed("vision"):
+                    for key, features in zip(batch, self.backbone.encode(prepared, signals), strict=True):
+                        encoded[key] = features
+                        self.cache.put(key, features)
+        return [encoded[key] for key in keys]
+
+    def _preprocessed(self, picture: Picture) -> Pixels:
+        try:
+            return self.backbone.preprocess(picture.image, picture.max_tokens)
+        except Exception as error:
+            raise _unusable(picture.name, error) from error
+
+    def encode_lists(
+        self, lists: Sequence[CandidateList], pruner: Pruner, look: Look, timed: Timed
+    ) -> tuple[list[int], list[list[ImageFeatures]]]:
+        """Return, per list, its visual tokens at full size and its features at the sizes the method wants.
+
+        The reference's features, if there is one, come first.
+        look: for methods that resize by content, from features at full size to `pruning.Look`
+        """
+        limits = [[self.max_image_tokens] * len(work.images) for work in lists]
+        sizes = None
+        if pruner.resizes:
+            resized = [
+                self._resized(work, own, pruner, look, timed) for work, own in zip(lists, limits, strict=True)
+            ]
+            sizes, limits = [total for total, _ in resized], [own for _, own in resized]
+        pictures = [w.pictures(own, self.max_image_tokens) for w, own in zip(lists, limits, strict=True)]
+        flat = [picture for own in pictures for picture in own]
+        remaining = iter(self.encode(flat, timed, signals=pruner.reads_encoder))
+        features = [list(islice(remaining, len(own))) for own in pictures]
+        if sizes is None:
+            sizes = [
+                sum(len(feature.tokens) for feature in work.own(own))
+                for work, own in zip(lists, features, strict=True)
+            ]
+        return sizes, features
+
+    def _resized(
+        self, work: CandidateList, limits: list[int], pruner: Pruner, look: Look, timed: Timed
+    ) -> tuple[int, list[int]]:
+        """Return a list's visual tokens at full size, and the most tokens the method gives each candidate."""
+
+        def looked() -> Any:
+            pictures = work.pictures(limits, self.max_image_tokens)
+            return look(work, self.encode(pictures, timed, signals=pruner.reads_encoder))
+
+        with timed("preprocess"):
+            sizes = [self.backbone.count_tokens(image, self.max_image_tokens) for image in work.images]
+        chosen = pruner.resize(sizes, looked)
+        if chosen is None:
+            return sum(sizes), limits
+        with timed("preprocess"):
+            budget = pruner.budget(sum(sizes))
+            return sum(sizes), self.fill_budget(work.images, chosen, budget)
+
+    def fill_budget(self, images: Sequence[Image.Image], limits: Sequence[int], budget: int) -> list[int]:
+        """Scale the limits by the largest factor at which the images have at most `budget` tokens together.
+
+        An image has whole rows and columns of tokens, so usually fewer than its limit. Without this, small
+        images would leave a good part of the budget unused.
+        """
+
+        def scaled(factor: float) -> list[int]:
+            return [min(self.max_image_tokens, int(limit * factor)) for limit in limits]
+
+        def fits(limits: Sequence[int]) -> bool:
+            pairs = zip(images, limits, strict=True)
+            return sum(self.backbone.count_tokens(image, limit) for image, limit in pairs) <= budget
+
+        low, high = 1.0, float(self.max_image_tokens)
+        for _ in range(20):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if fits(scaled(middle)) else (low, middle)
+        return scaled(low)
+
+
+def joined_signals(features: Sequence[ImageFeatures]) -> VisionSignals:
+    """Join the encoder's signals of a list's candidates."""
+    import torch
+
+    signals = [feature.signals for feature in features if feature.signals is not None]
+    attention, keys = ([getattr(own, name) for own in signals] for name in ("attention", "keys"))
+    return replace(signals[0], attention=torch.cat(attention), keys=torch.cat(keys))
+
+
+def _unusable(name: str, error: Exception) -> InputError:
+    return InputError(f"{name} cannot be prepared for the model: {error}")
+
+
+def content_key(image: Image.Image, max_tokens: int, signals: bool = False) -> str:
+    """Name an RGB image by its pixels, the size at which it is encoded, and whether signals are requested."""
+    digest = hashlib.blake2b(digest_size=16)
+    rows = max(1, PIECE // max(1, image.width))
+    for start in range(0, image.height, rows):  # in pieces, to avoid a second copy of a large image
+        box = (0, start, image.width, min(start + rows, image.height))
+        digest.update(image.crop(box).tobytes())
+    digest.update(f"{image.size} {max_tokens} {signals}".encode())
+    return digest.hexdigest()
+
+
+class VisionCache:
+    """The features of the images used last, up to `max_bytes`. Threads may share one.
+
+    Args:
+        max_bytes: the limit; 0 keeps nothing
+
+    Example:
+        >>> cache = VisionCache(1 << 28)
+        >>> len(cache), cache.hits, cache.misses
+        (0, 0, 0)
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = self.hits = self.misses = 0
+        self._entries: OrderedDict[str, ImageFeatures] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return VisionCache, (self.max_bytes,)  # a copy elsewhere starts empty
+
+    def get(self, key: str) -> ImageFeatures | None:
+        """Return the features of this key, or None."""
+        with self._lock:
+            features = self._entries.get(key)
+            if features is None:
+                self.misses += 1
+                return None
+            self.hits += 1
+            self._entries.move_to_end(key)
+            return features
+
+    def put(self, key: str, features: ImageFeatures) -> None:
+        """Keep these features; the ones used longest ago make room."""
+        with self._lock:
+            if key in self._entries or _nbytes(features) > self.max_bytes:
+                return
+            self._entries[key] = _copied(features)
+            self.bytes += _nbytes(features)
+            while self.bytes > self.max_bytes:
+                _, oldest = self._entries.popitem(last=False)
+                self.bytes -= _nbytes(oldest)
+
+    def clear(self) -> None:
+        """Remove all features."""
+        with self._lock:
+            self._entries.clear()
+            self.bytes = 0
+
+
+def _nbytes(features: ImageFeatures) -> int:
+    signals = () if features.signals is None else (features.signals.attention, features.signals.keys)
+    tensors = (features.tokens, *features.deepstack, *signals)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _copied(features: ImageFeatures) -> ImageFeatures:
+    """Copy the features, so that they do not keep the whole batch in memory that they were encoded in."""
+    signals = features.signals
+    if signals is not None:
+        signals = replace(signals, attention=signals.attention.clone(), keys=signals.keys.clone())
+    return replace(
+        features,
+        tokens=features.tokens.clone(),
+        deepstack=tuple(level.clone() for level in features.deepstack),
+        signals=signals,
+    )

@@ -1,0 +1,359 @@
+"""What goes in and comes out: queries, rankings, and what pruning did to each list."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, overload
+
+import torch
+
+from radical_rerank.backbones import Block
+from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
+from radical_rerank.pruning import Layout, PrunedStage
+from radical_rerank.reranking.encoding import Document
+
+
+@dataclass(frozen=True)
+class Query:
+    """What to look for: text, or a change in words to a reference image (composed retrieval).
+
+    Args:
+        text: the query, or how the reference is to change
+        reference: the image that the text changes
+
+    Example:
+        >>> Query("a red star").reference is None
+        True
+    """
+
+    text: str
+    reference: Document | None = None
+
+
+@dataclass(frozen=True)
+class RankedDocument:
+    """One document of a ranking.
+
+    Args:
+        index: its place in the list that was passed
+        score: the log of its probability among the candidates of its list, at most 0
+        document: the document itself
+
+    Example:
+        >>> RankedDocument(index=3, score=0.0, document="a.jpg").probability
+        1.0
+    """
+
+    index: int
+    score: float
+    document: Document | None
+
+    @property
+    def probability(self) -> float:
+        """exp(score), in [0, 1]. In lists longer than a window, comparable only by order."""
+        return math.exp(self.score)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A document that could not be read (`on_error="skip"`).
+
+    Args:
+        index: its place in the list that was passed
+        reason: why it was skipped
+
+    Example:
+        >>> Skipped(2, "document 2 is empty").index
+        2
+    """
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True, repr=False)
+class Ranking(Sequence[RankedDocument]):
+    """Documents, best first. Index it, slice it or iterate over it.
+
+    Args:
+        results: the documents in order
+        reports: one per prompt that ran; the last one ranked the front of the list
+        skipped: documents that could not be read
+        repairs: corrections made to a generated order (scorer "generate")
+        unreadable: answers without an order, for which the prompt's order was kept (`on_unreadable="keep"`)
+        query: the query's text
+        model: the model's name
+        method: the pruning method
+
+    Example:
+        >>> ranking = Ranking((RankedDocument(1, -0.1, "b.jpg"), RankedDocument(0, -2.4, "a.jpg")))
+        >>> ranking[0].document, ranking.order
+        ('b.jpg', [1, 0])
+        >>> ranking
+        <Ranking of 2: 1 (0.90), 0 (0.09)>
+    """
+
+    results: tuple[RankedDocument, ...]
+    reports: tuple[PruningReport, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    repairs: int = 0
+    unreadable: int = 0
+    query: str = ""
+    model: str = ""
+    method: str = ""
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @overload
+    def __getitem__(self, place: int) -> RankedDocument: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[RankedDocument, ...]: ...
+    def __getitem__(self, place: int | slice) -> RankedDocument | tuple[RankedDocument, ...]:
+        return self.results[place]
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"{r.index} ({r.probability:.2f})" for r in self.results[:3])
+        more = ", …" if len(self.results) > 3 else ""
+        return f"<Ranking of {len(self.results)}{': ' if best else ''}{best}{more}>"
+
+    @property
+    def order(self) -> list[int]:
+        """The documents' indices, best first."""
+        return [result.index for result in self.results]
+
+    @property
+    def report(self) -> PruningReport | None:
+        """What pruning did to the (front of the) list; None if no prompt ran."""
+        return self.reports[-1] if self.reports else None
+
+    @property
+    def totals(self) -> Totals:
+        """The cost of all prompts together."""
+        return Totals.of(self.reports)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the pictures, ready for JSON: what `radical rank --json` prints."""
+        return {
+            "query": self.query,
+            "model": self.model,
+            "method": self.method,
+            "results": [
+                {
+                    "rank": rank,
+                    "index": result.index,
+                    "score": result.score,
+                    "probability": result.probability,
+                    "document": _path_of(result.document),
+                }
+                for rank, result in enumerate(self.results, start=1)
+            ],
+            "skipped": [asdict(skipped) for skipped in self.skipped],
+            "repairs": self.repairs,
+            "unreadable": self.unreadable,
+            "totals": asdict(self.totals),
+            "pruning": [report.to_dict() for report in self.reports],
+        }
+
+
+def _path_of(document: Document | None) -> str | None:
+    """Return the document's path or name; None for pictures, bytes and data URIs."""
+    if isinstance(document, (str, os.PathLike)) and not str(document).startswith("data:"):
+        return str(document)
+    return None
+
+
+# What pruning did.
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """One pruning stage, ready for JSON.
+
+    Args:
+        layer, when: where it acted
+        before, after: visual tokens alive before and after it
+        alpha: the trust coefficient α, if the method has one
+        survivors: per candidate, the numbers of its tokens that are still alive
+
+    Example:
+        >>> StageReport(4, "before", 100, 67, 0.5, [[0, 1], [3]]).after
+        67
+    """
+
+    layer: int
+    when: str
+    before: int
+    after: int
+    alpha: float | None
+    survivors: list[list[int]]
+
+
+@dataclass(frozen=True)
+class PruningReport:
+    """What pruning did to one prompt, and what it cost.
+
+    Costs are multiply-accumulates of the decoder's prefill and bytes of its key-value cache, counted as in
+    the paper.
+
+    Args:
+        method, keep: the pruning method and its budget
+        tokens, visual_tokens: of the prompt without any reduction
+        visual_tokens_entering: fewer if the method reduces before the decoder
+        stages: one per pruning stage
+        tokens_per_layer: text and visual tokens in each layer
+        macs, macs_dense, kv_bytes, kv_bytes_dense: costs with and without pruning
+        seconds: preprocess, vision, prior (once per list), selection (at the stages), decoder, scoring.
+            Lists of one batch share its time equally
+        indices: the documents of this prompt, in its order, by their index in the list that was passed
+        blocks: per candidate, which part of its image each token shows
+    """
+
+    method: str
+    keep: float
+    tokens: int
+    visual_tokens: int
+    visual_tokens_entering: int
+    stages: list[StageReport]
+    tokens_per_layer: list[int]
+    macs: int
+    macs_dense: int
+    kv_bytes: int
+    kv_bytes_dense: int
+    seconds: dict[str, float]
+    indices: list[int]
+    blocks: list[list[Block]] = field(repr=False)
+
+    @property
+    def visual_tokens_left(self) -> int:
+        """Visual tokens alive after the last stage."""
+        return self.stages[-1].after if self.stages else self.visual_tokens_entering
+
+    @property
+    def average_tokens(self) -> float:
+        """Tokens per layer including text, mean over layers."""
+        return sum(self.tokens_per_layer) / max(1, len(self.tokens_per_layer))
+
+    @property
+    def flops_saved(self) -> float:
+        """The fraction of the decoder's arithmetic that pruning saved."""
+        return saving(self.macs, self.macs_dense)
+
+    @property
+    def kv_saved(self) -> float:
+        """The fraction of the key-value cache that pruning saved."""
+        return saving(self.kv_bytes, self.kv_bytes_dense)
+
+    def to_dict(self, *, survivors: bool = False) -> dict[str, Any]:
+        """Return the report, ready for JSON; with the survivors and their places only if requested."""
+        data = asdict(self)
+        if not survivors:
+            data.pop("blocks")
+            for stage in data["stages"]:
+                stage.pop("survivors")
+        derived = ("visual_tokens_left", "average_tokens", "flops_saved", "kv_saved")
+        return data | {name: getattr(self, name) for name in derived}
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The cost of all prompts of one ranking: a list longer than a window takes several."""
+
+    prompts: int
+    tokens: int
+    visual_tokens: int
+    visual_tokens_left: int
+    average_tokens: float
+    flops_saved: float
+    kv_saved: float
+    seconds: dict[str, float]
+
+    @classmethod
+    def of(cls, reports: Sequence[PruningReport]) -> Totals:
+        """Add up these reports."""
+        seconds: dict[str, float] = {}
+        for report in reports:
+            for part, spent in report.seconds.items():
+                seconds[part] = seconds.get(part, 0.0) + spent
+        return cls(
+            prompts=len(reports),
+            tokens=sum(report.tokens for report in reports),
+            visual_tokens=sum(report.visual_tokens for report in reports),
+            visual_tokens_left=sum(report.visual_tokens_left for report in reports),
+            average_tokens=sum(report.average_tokens for report in reports),
+            flops_saved=saving(sum(r.macs for r in reports), sum(r.macs_dense for r in reports)),
+            kv_saved=saving(sum(r.kv_bytes for r in reports), sum(r.kv_bytes_dense for r in reports)),
+            seconds=seconds,
+        )
+
+
+class Clock:
+    """Measures seconds by part, shared equally by the lists of a batch."""
+
+    def __init__(self, lists: int) -> None:
+        self.seconds: dict[str, float] = {"preprocess": 0.0, "vision": 0.0}
+        self._lists = lists
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Add the seconds of a block to a part."""
+        start = time.perf_counter()
+        yield
+        self.add(part, time.perf_counter() - start)
+
+    def add(self, part: str, spent: float) -> None:
+        """Add seconds (negative: take them away) to a part."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + spent / self._lists
+
+
+def make_report(
+    *,
+    method: str,
+    keep: float,
+    layout: Layout,
+    stages: Sequence[PrunedStage],
+    shape: DecoderShape,
+    seconds: dict[str, float],
+    indices: Sequence[int],
+    blocks: Sequence[Sequence[Block]],
+    full: int,
+) -> PruningReport:
+    """Report on one prompt. full: the candidates' visual tokens at full size"""
+    visual = len(layout.positions)
+    other = layout.length - visual
+    places = [(stage.layer, stage.when, other + stage.after) for stage in stages]
+    counts = tokens_per_layer(layout.length, places, shape.num_layers)
+    dense = [other + full] * shape.num_layers
+    return PruningReport(
+        method=method,
+        keep=keep,
+        tokens=other + full,
+        visual_tokens=full,
+        visual_tokens_entering=visual,
+        stages=[_stage_report(stage, layout) for stage in stages],
+        tokens_per_layer=counts,
+        macs=macs(counts, shape),
+        macs_dense=macs(dense, shape),
+        kv_bytes=kv_bytes(counts, shape),
+        kv_bytes_dense=kv_bytes(dense, shape),
+        seconds=seconds,
+        indices=list(indices),
+        blocks=[list(part) for part in blocks],
+    )
+
+
+def _stage_report(stage: PrunedStage, layout: Layout) -> StageReport:
+    sizes = torch.tensor([len(candidate) for candidate in layout.candidates])
+    ends = sizes.cumsum(0)
+    tokens = stage.survivors.cpu()
+    owners = layout.candidate_of[tokens]
+    counts = owners.bincount(minlength=len(sizes)).tolist()
+    survivors = [part.tolist() for part in (tokens - (ends - sizes)[owners]).split(counts)]
+    return StageReport(
+        stage.layer, stage.when, stage.before, stage.after, stage.facts.get("alpha"), survivors
+    )

@@ -1,0 +1,116 @@
+"""Tiny models of the real architectures with random weights: to test the machinery, not to rank.
+
+They are written in Hugging Face format and loaded by the same code as the large ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from radical_rerank.lab.bench.models import bench_tokenizer as tiny_tokenizer
+
+TINY_FAMILIES = ("qwen3_vl", "qwen2_5_vl", "internvl_llama", "internvl_qwen2", "internvl_qwen3")
+
+
+def tiny_config(family: str = "qwen3_vl", *, num_layers: int = 8, vocabulary: int = 256, **ids: int) -> Any:
+    """The configuration of a tiny model; `ids` are special-token ids of its tokenizer."""
+    from transformers import InternVLConfig, Qwen2_5_VLConfig, Qwen3VLConfig
+
+    text: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 32768,
+        "bos_token_id": None,
+        "eos_token_id": ids.pop("eos_token_id", None),
+        "pad_token_id": None,
+    }
+    image = ids.pop("image_token_id", vocabulary - 1)
+    mrope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    if family.startswith("internvl_"):
+        kind = family.removeprefix("internvl_")
+        return InternVLConfig(
+            text_config={"model_type": kind, **text},
+            vision_config={
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "intermediate_size": 48,
+                "image_size": 48,
+                "patch_size": 6,
+            },
+            image_token_id=image,
+            image_seq_length=16,
+            tie_word_embeddings=False,
+        )
+    vision = {
+        "depth": 4,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 4,
+        "patch_size": 8,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": 64,
+    }
+    common = {"image_token_id": image, "tie_word_embeddings": False}
+    if family == "qwen2_5_vl":
+        return Qwen2_5_VLConfig(
+            text_config={**text, "rope_parameters": mrope},
+            vision_config={**vision, "window_size": 32, "fullatt_block_indexes": [3]},
+            **common,
+        )
+    if family == "qwen3_vl":
+        return Qwen3VLConfig(
+            text_config={**text, "rope_parameters": {**mrope, "mrope_interleaved": True}},
+            vision_config={**vision, "num_position_embeddings": 256, "deepstack_visual_indexes": [0, 1, 2]},
+            **common,
+        )
+    raise ValueError(f"no tiny model of {family!r}; there are: {', '.join(TINY_FAMILIES)}")
+
+
+def tiny_model(config: Any, *, seed: int = 0, attn_implementation: str = "sdpa") -> Any:
+    """A model with seeded random weights, large enough that its attention is not uniform."""
+    from transformers import AutoModelForImageTextToText
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(config, attn_implementation=attn_implementation)
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:
+                torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+                if "q_proj" in name or "k_proj" in name:
+                    weight.data *= 1.5
+    return model.eval()
+
+
+def write_tiny(folder: str | Path, family: str = "qwen3_vl", *, seed: int = 0, num_layers: int = 8) -> Path:
+    """Write a tiny model with tokenizer and image processor, for `from_pretrained(folder)`."""
+    from transformers import GotOcr2ImageProcessorPil, Qwen2VLImageProcessorPil
+
+    folder = Path(folder)
+    tokenizer = tiny_tokenizer()
+    config = tiny_config(
+        family,
+        num_layers=num_layers,
+        vocabulary=len(tokenizer),
+        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    tiny_model(config, seed=seed).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if family.startswith("internvl_"):
+        processor = GotOcr2ImageProcessorPil(size={"height": 48, "width": 48})
+    else:
+        processor = Qwen2VLImageProcessorPil(
+            patch_size=8, merge_size=2, size={"shortest_edge": 32 * 32, "longest_edge": 256 * 256}
+        )
+    processor.save_pretrained(folder)
+    return folder
