@@ -223,7 +223,7 @@ def test_the_model_may_write_the_order(
     shares = [1, 1 / 2, 1 / 3, 1 / 4]
     assert [r.probability for r in ranking] == pytest.approx([share / sum(shares) for share in shares])
     monkeypatch.setattr(backbone, "write", lambda inputs, limit: ["nothing of use"])
-    with pytest.raises(ScoringError, match="no identifier"):
+    with pytest.raises(ScoringError, match="none of the identifiers"):
         reranker.rank(query, images)
 
 
@@ -346,7 +346,7 @@ def test_a_model_of_broken_weights_is_not_calibrated(tiny_folders, private_cache
     backbone = Backbone.from_pretrained(tiny_folders["qwen3_vl"])
     with torch.no_grad():
         backbone.model.model.language_model.layers[2].self_attn.q_proj.weight[:] = torch.nan
-    with pytest.raises(CalibrationError, match="cannot be calibrated: layer 2 gives attention"):
+    with pytest.raises(CalibrationError, match="cannot be calibrated: the attention of layer 2"):
         Reranker(backbone, "radical").rank(*pictures(13, 3))
     assert not list(private_cache.rglob("*.json"))
 
@@ -400,7 +400,7 @@ def test_options_out_of_range_are_refused(backbone: Backbone) -> None:
         ({"window": 10, "stride": 10}, "stride"),
         ({"max_image_tokens": 0}, "max_image_tokens"),
         ({"temperature": 1}, "method 'radical'.*temperature"),
-        ({"method": Dense(), "keep": 0.5}, "belong to the Pruner"),
+        ({"method": Dense(), "keep": 0.5}, "in the Pruner that you pass"),
     ):
         with pytest.raises(InputError, match=message):
             Reranker(backbone, **options)
@@ -614,7 +614,7 @@ def test_one_document_is_no_list(reranker: Reranker, documents: object) -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, 2.0, "3", True])
 def test_counts_are_whole_numbers(reranker: Reranker, value: object) -> None:
     for name in ("top_k", "batch_size"):
-        with pytest.raises(InputError, match=f"{name} must be at least 1 and a whole number"):
+        with pytest.raises(InputError, match=f"{name} must be a whole number of at least 1"):
             reranker.rank_many([], **{name: value})  # type: ignore[arg-type]
     assert len(reranker.rank(*pictures(1, 3), top_k=np.int64(2))) == 2  # type: ignore[arg-type]
 

@@ -67,7 +67,8 @@ class Run:
             self._stages[stage.layer, stage.when] = stage
             if not 0 <= stage.layer < len(self._layers) or stage.when not in ("before", "after"):
                 raise LayoutError(
-                    f"there is no place {stage.when!r} layer {stage.layer}: the model has {len(self._layers)} layers"
+                    f"there is no place {stage.when!r} layer {stage.layer}: the model has "
+                    f"{len(self._layers)} layers"
                 )
             if not 0 < stage.keep <= 1:
                 raise LayoutError(f"the stage at layer {stage.layer} keeps {stage.keep}, not in (0, 1]")

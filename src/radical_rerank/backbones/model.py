@@ -296,6 +296,10 @@ class Backbone:
         """Prepare an RGB image for the encoder, scaled down to at most `max_tokens` visual tokens."""
         return self.family.preprocess(self.image_processor, image, max_tokens)
 
+    def count_tokens(self, image: Image.Image, max_tokens: int) -> int:
+        """Return how many visual tokens `preprocess` would give the image."""
+        return self.family.count_tokens(self.image_processor, image.size, max_tokens)
+
     @torch.inference_mode()
     def encode(self, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
         """Encode these images together; with the encoder's signals if requested."""

@@ -115,11 +115,11 @@ def rank(
         dtype=dtype,
     )
     ranking = reranker.rank(query, images, top_k=top_k, reference=reference, on_error=on_error)  # type: ignore[arg-type]
+    for skipped in ranking.skipped:
+        log.info("skipped: %s", skipped.reason)
     if as_json:
         print_json(ranking.to_dict())
         return
-    for skipped in ranking.skipped:
-        log.info("skipped: %s", skipped.reason)
     table = Table("rank", "score", title=escape(ranking.query), title_justify="left")
     table.add_column("image", overflow="fold")
     for place, result in enumerate(ranking, start=1):

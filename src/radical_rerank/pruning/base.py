@@ -252,7 +252,7 @@ class Pruner:
             return torch.arange(len(view.alive), device=view.alive.device)
         return top_k(self.score(view), count)
 
-    def budget(self, tokens: int) -> int:
+    def budget_of(self, tokens: int) -> int:
         """Return ⌈R · tokens⌉."""
         return keep_count(self.keep, tokens)
 

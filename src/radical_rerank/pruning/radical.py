@@ -32,13 +32,34 @@ FUSIONS = {"geometric": geometric_fusion, "arithmetic": arithmetic_fusion}
 
 @dataclass(kw_only=True)
 class RaDiCal(Pruner):
-    """Rank-Discriminative Calibration ("From Saliency to Discriminability").
+    """RaDiCal keeps tokens that fit the query and set their candidate apart.
+
+    "From Saliency to Discriminability: Rank-Preserving Visual Token Pruning for VLM Rerankers".
 
     Before each of K layers chosen by α-Maximin, the tokens with the highest
-    f = max(d̂, ε)^α · max(ŝ, ε)^(1−α) pass: d̂ the prior DTI = CCU · QRel, ŝ the layer's
-    AttentionInfo, α how diffuse the layer's attention is on this model (its profile).
+    f = max(d̂, ε)^α · max(ŝ, ε)^(1−α) pass. d̂ is the prior DTI = CCU · QRel, ŝ the layer's AttentionInfo,
+    and α says how diffuse the layer's attention is on this model (its trust profile).
 
-    Every row of the paper's ablation is an argument:
+    Args:
+        keep: R, the fraction of visual tokens alive at the end
+        num_stages: K, the number of stages
+        gap: g, the least distance between chosen layers
+        strategy: how layers are chosen, one of `STRATEGIES`
+        layers: these layers instead of a strategy's choice
+        prior: "dti", "relevance", "uniqueness" or "random"
+        uniqueness: "prototype", O(Vd), or "exact", by the nearest token of another candidate, O(V²d)
+        saliency: "information" (AttentionInfo) or "attention" (the text-averaged attention p)
+        fusion: "geometric" or "arithmetic"
+        alpha: a fixed α for all stages; None: each layer's own
+        profile: the model's trust profile; None: looked up by the model's identity
+        seed: for the random prior and the random strategy
+
+    Example:
+        >>> profile = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
+        >>> [stage.layer for stage in RaDiCal(keep=0.2, profile=profile).stages(num_layers=36)]
+        [7, 22, 24, 29]
+
+    Every row of the paper's ablation is a setting:
 
     ========================  ====================================
     full                      RaDiCal()
@@ -54,26 +75,20 @@ class RaDiCal(Pruner):
     """
 
     num_stages: int = 4
-    """K: the number of stages"""
     gap: int = 2
-    """g: chosen layers are at least this far apart"""
     strategy: str = "alpha_maximin"
     layers: Sequence[int] | None = None
-    """these layers instead of a strategy's"""
     prior: str = "dti"
-    """"dti", "relevance", "uniqueness" or "random" """
     uniqueness: str = "prototype"
-    """"prototype", O(Vd), or "exact", the largest cosine to another candidate, O(V²d)"""
     saliency: str = "information"
-    """"information" (AttentionInfo) or "attention" (the raw text-averaged attention p)"""
     fusion: str = "geometric"
     alpha: float | None = None
-    """a fixed α for all stages; None: each layer's own"""
     profile: Profile | None = None
-    """the model's trust profile; None: looked up by the model's name"""
     seed: int = 0
 
-    summary: ClassVar[str] = "fits the query and sets its candidate apart, weighed against attention by trust"
+    summary: ClassVar[str] = (
+        "tokens that fit the query and set their candidate apart, weighed against attention by trust"
+    )
 
     def check(self) -> None:
         for name, value, known in (

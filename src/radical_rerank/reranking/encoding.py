@@ -394,15 +394,11 @@ class Encoder:
         thoroughly: preprocess it, instead of checking only its size
         """
         try:
-            self._count(image, self.max_image_tokens)
+            self.backbone.count_tokens(image, self.max_image_tokens)
             if thoroughly:
                 self.backbone.preprocess(image, self.max_image_tokens)
         except Exception as error:  # processors may raise anything
             raise _unusable(name, error) from error
-
-    def _count(self, image: Image.Image, limit: int) -> int:
-        """Return how many visual tokens an image would have."""
-        return self.backbone.family.count_tokens(self.backbone.image_processor, image.size, limit)
 
     def encode(self, pictures: Sequence[Picture], clock: Clock, *, signals: bool) -> list[ImageFeatures]:
         """Return the features of each picture; with the encoder's signals if requested."""
@@ -474,12 +470,12 @@ class Encoder:
         with clock("preprocess"):
             for index, image in zip(work.indices, work.images, strict=True):
                 self.check(image, f"document {index}")
-            sizes = [self._count(image, self.max_image_tokens) for image in work.images]
+            sizes = [self.backbone.count_tokens(image, self.max_image_tokens) for image in work.images]
         chosen = pruner.resize(sizes, looked)
         if chosen is None:
             return sum(sizes), limits
         with clock("preprocess"):
-            budget = pruner.budget(sum(sizes))
+            budget = pruner.budget_of(sum(sizes))
             return sum(sizes), self.fill_budget(work.images, chosen, budget)
 
     def fill_budget(self, images: Sequence[Image.Image], limits: Sequence[int], budget: int) -> list[int]:
@@ -494,7 +490,7 @@ class Encoder:
 
         def fits(limits: Sequence[int]) -> bool:
             pairs = zip(images, limits, strict=True)
-            return sum(self._count(image, limit) for image, limit in pairs) <= budget
+            return sum(self.backbone.count_tokens(image, limit) for image, limit in pairs) <= budget
 
         low, high = 1.0, float(self.max_image_tokens)
         for _ in range(20):

@@ -17,7 +17,7 @@ from radical_rerank.backbones.hooks import watching
 from radical_rerank.pruning import VisionSignals
 
 
-@dataclass(frozen=True)
+@dataclass
 class InternVL:
     """InternVL 2.5 (converted), 3 and 3.5 in their -hf form: square tiles, pixel shuffle, plain RoPE."""
 

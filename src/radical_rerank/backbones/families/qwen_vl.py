@@ -18,7 +18,7 @@ from radical_rerank.backbones.view import rotate
 from radical_rerank.pruning import VisionSignals
 
 
-@dataclass(frozen=True)
+@dataclass
 class QwenVL:
     """Qwen3-VL and Qwen2.5-VL: images of any size, merged 2 × 2, M-RoPE; DeepStack on Qwen3-VL."""
 
