@@ -365,7 +365,7 @@ def build(name: str, *, _also: Iterable[str] = (), **options: Any) -> Pruner:
     known = [field.name for field in fields(method) if field.init]
     for option in options:
         if option not in known:
-            raise unknown_name(f"option of method {name!r}", option, [*known, *_also])
+            raise unknown_name("option", option, [*known, *_also], of=f"method {name!r}")
     return method(**options)
 
 
