@@ -1,20 +1,22 @@
-"""Diagnosis and calibration against the slow version of tests/slow.py."""
+"""Diagnosis and calibration against the slow version of slow.py."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from radical_rerank import Reranker
 from radical_rerank.backbones import Backbone
-from radical_rerank.lab.diagnosis import Evidence, diagnose, evidence, summary
+from radical_rerank.lab.diagnosis import Evidence, diagnose, evidence, spearman, summary, z_score
 from radical_rerank.reranking import calibrate
 from radical_rerank.reranking.prompt import PromptTemplate
 from tests.cases import draw_list
-from tests.slow import SlowList, slow_z
+from tests.lab.slow import SlowList, slow_z
 
 SIZES = ((64, 64), (96, 64), (32, 64), (128, 96), (64, 32))
 """a sum over a candidate's tokens is not a mean only where they differ in number"""
@@ -106,3 +108,58 @@ def test_calibration_measures_the_reranker_s_own_prompt(
         curves[template.intro] = found
     first, second = curves.values()
     assert first != pytest.approx(second, rel=1e-5)  # else the template would not be seen
+
+
+def test_spearman_and_z() -> None:
+    assert spearman(np.array([1, 2, 3, 4]), np.array([10, 20, 30, 400])) == pytest.approx(1)
+    assert spearman(np.array([1, 2, 3, 4]), np.array([4, 3, 2, 1])) == pytest.approx(-1)
+    assert spearman(np.array([1, 2, 2, 4]), np.array([1, 2, 3, 4])) == pytest.approx(0.9486832980505138)
+    assert spearman(np.ones(4), np.arange(4)) == 0
+    rng = np.random.default_rng(0)
+    a = rng.random(20)
+    assert z_score(a, a, 400, rng) == pytest.approx(19**0.5, rel=0.15)  # ρ = 1, the null's deviation 1/√(N−1)
+    assert abs(np.mean([z_score(a, rng.random(20), 100, rng) for _ in range(60)])) < 0.45
+
+
+def test_diagnosis_runs_on_any_model(backbone: Backbone, tiny_folders: dict[str, Path]) -> None:
+    lists = [draw_list(seed, 4) for seed in range(2)]
+    found = diagnose(backbone, lists, permutations=1000, max_image_tokens=16)
+    assert len(found.z) == len(found.h_norm) == backbone.shape.num_layers
+    assert set(found.references) == {"U", "Q", "U×Q"}
+    assert all(0 < h <= 1 for h in found.h_norm)
+    assert -1 <= found.pearson <= 1
+    # And the figures are those of the slow version, whose null is exact.
+    eager = Backbone.from_pretrained(tiny_folders["qwen3_vl"], attn_implementation="eager")
+    slow = [SlowList(eager, *one, PromptTemplate.of(backbone), 16) for one in lists]
+    contributions = [one.contribution() for one in slow]
+    h_norm = np.mean([one.h_norm() for one in slow], axis=0).tolist()
+    assert found.h_norm == pytest.approx(h_norm, rel=1e-4)
+    z = [
+        [slow_z(one.means(p), contribution) for p in one.attention()]
+        for one, contribution in zip(slow, contributions, strict=True)
+    ]
+    assert found.z == pytest.approx(np.mean(z, axis=0).tolist(), abs=0.15)
+    for name, value in found.references.items():
+        exact = [slow_z(a.means(a.priors()[name]), c) for a, c in zip(slow, contributions, strict=True)]
+        assert value == pytest.approx(np.mean(exact), abs=0.15)
+
+
+def test_masking_a_candidate_is_dropping_its_tokens(backbone: Backbone) -> None:
+    """Against the same prompt with those tokens hidden from every row."""
+    from dataclasses import replace
+
+    from radical_rerank.lab.diagnosis import Without
+    from tests.cases import make_case, model_of
+
+    model, case = model_of("internvl_llama"), make_case("internvl_llama", [(1, 1), (1, 1), (1, 1)])
+    span = case.layout.candidates[1]
+    length = case.layout.length
+    allowed = torch.ones(length, length, dtype=torch.bool).tril()
+    allowed[:, span.start : span.stop] = False
+    allowed[span.start : span.stop, span.start : span.stop] = torch.eye(len(span), dtype=torch.bool)
+    mask = torch.zeros(1, 1, length, length).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        expected = model(**{**case.inputs, "attention_mask": mask}).logits[0, -1]
+        with Without().on(model, replace(case.layout, key=1)):
+            actual = model(**case.inputs).logits[0, -1]
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
