@@ -1,4 +1,4 @@
-"""Peak memory of tensors, wherever they are allocated."""
+"""Peak memory of tensors on any device."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+_Reference: Any = StorageWeakRef
 
-class PeakMemory(TorchDispatchMode):
-    """Bytes of tensors alive at once, of those made inside the context."""
+
+class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A context that measures the memory of the tensors that are made inside it.
+
+    `peak` is the largest number of bytes that were alive at once.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live: dict[int, tuple[Any, int]] = {}
         self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -27,6 +32,6 @@ class PeakMemory(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in known:
                 storage = leaf.untyped_storage()
-                self.live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+                self.live[storage._cdata] = (_Reference(storage), storage.nbytes())
         self.peak = max(self.peak, sum(size for _, size in self.live.values()))
         return result
