@@ -64,8 +64,8 @@ def test_the_encoder_s_signals_are_cached_apart(backbone: Backbone) -> None:
     for first, second, expected in (("dense", "visionzip", alone), ("visionzip", "dense", plain)):
         cache = VisionCache(1 << 30)
         for name in (first, second):
-            found = Reranker(backbone, name, keep=0.5, vision_cache=cache).rank(query, images)
-        assert found.order == expected.order
-        assert [r.score for r in found] == pytest.approx([r.score for r in expected], abs=1e-5)
+            ranking = Reranker(backbone, name, keep=0.5, vision_cache=cache).rank(query, images)
+        assert ranking.order == expected.order
+        assert [r.score for r in ranking] == pytest.approx([r.score for r in expected], abs=1e-5)
         assert cache.misses == 10
         assert len(cache) == 10

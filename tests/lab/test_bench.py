@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,14 @@ SMALL = replace(SHAPES["small"](128), num_layers=5, candidates=4, rows=4, column
 
 def test_rounds_are_interleaved_and_the_first_does_not_count() -> None:
     ran: list[str] = []
-    variants = {name: (lambda n=name: ran.append(n)) for name in "abc"}
+    variants = {name: partial(ran.append, name) for name in "abc"}
     seen: list[str] = []
 
-    def track(items, label):
+    def progress(items: Iterable[Any], label: str, *, total: int | None = None) -> Iterable[Any]:
         seen.append(label)
         return items
 
-    times = interleaved(variants, 3, track=track, label="here")
+    times = interleaved(variants, 3, progress=progress, label="here")
     assert "".join(ran) == "abcbcacababc"
     assert seen == ["here"]
     assert all(len(values) == 3 for values in times.seconds.values())
@@ -116,11 +118,11 @@ def test_a_twin_shares_the_weights_and_not_the_hooks() -> None:
 def test_prefill_counts_what_ran() -> None:
     methods = [("radical", 0.25), ("random", 0.25), ("fastv", 0.5), ("visionzip", 0.5)]
     result = run_prefill(SMALL, methods, rounds=1)
-    found = {m.method: m for m in result.methods}
-    assert found["radical"].visual_tokens_left == found["random"].visual_tokens_left
-    assert found["fastv"].visual_tokens_left == keep_count(0.5, 80)
-    assert found["radical"].over_random is not None
-    assert found["fastv"].over_random is None
+    results = {m.method: m for m in result.methods}
+    assert results["radical"].visual_tokens_left == results["random"].visual_tokens_left
+    assert results["fastv"].visual_tokens_left == keep_count(0.5, 80)
+    assert results["radical"].over_random is not None
+    assert results["fastv"].over_random is None
     for method in result.methods:
         assert method.predicted > 1
         assert min(method.seconds, method.speedup.median, method.efficiency.median) > 0

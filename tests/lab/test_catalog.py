@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from radical_rerank.embedded.scenes.datasets import TESTBED
 from radical_rerank.errors import InputError
 from radical_rerank.lab.caption_sets import flickr8k, karpathy
 from radical_rerank.lab.catalog import open_dataset
@@ -17,13 +19,13 @@ from tests.lab.data import (
 
 
 def test_data_sets_by_name(tmp_path: Path) -> None:
-    assert open_dataset("scenes", lists=3).name == "scenes"
+    assert open_dataset("scenes", testbed=TESTBED, lists=3).name == "scenes"
     with pytest.raises(InputError, match="unknown data set"):
-        open_dataset("imagenet")
+        open_dataset("imagenet", testbed=TESTBED)
     with pytest.raises(InputError, match="needs --annotations"):
-        open_dataset("flickr30k")
+        open_dataset("flickr30k", testbed=TESTBED)
     with pytest.raises(InputError, match="belong to flickr8k"):
-        open_dataset("scenes", expert="x.txt")
+        open_dataset("scenes", testbed=TESTBED, expert="x.txt")
 
 
 def test_one_caption_per_picture(tmp_path: Path) -> None:
@@ -44,9 +46,12 @@ def test_one_caption_per_picture(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="captions must be one of first, all, random, not 'last'"):
             load(captions="last")
     for name, file in (("flickr30k", annotations), ("mscoco", annotations), ("flickr8k", tokens)):
-        data = open_dataset(name, annotations=str(file), images=str(tmp_path))
+        opened = partial(open_dataset, name, testbed=TESTBED, annotations=str(file), images=str(tmp_path))
+        data = opened()
         assert len(data.tasks) == 3, "the paper's protocol is the default"
-        data = open_dataset(name, annotations=str(file), images=str(tmp_path), captions="all")
+        data = open_dataset(
+            name, testbed=TESTBED, annotations=str(file), images=str(tmp_path), captions="all"
+        )
         assert len(data.tasks) == 15
     with pytest.raises(InputError, match="scenes has no captions to choose from"):
-        open_dataset("scenes", captions="all")
+        open_dataset("scenes", testbed=TESTBED, captions="all")

@@ -17,9 +17,10 @@ from radical_rerank.lab.experiments.definitions import (
     EXPERIMENTS,
     seeded,
 )
-from radical_rerank.lab.metrics import SEEDS
+from radical_rerank.lab.paper import SEEDS
 from radical_rerank.lab.records import Records, RunFolder
 from radical_rerank.lab.runner import Runner
+from radical_rerank.lab.testbed import Testbed
 from radical_rerank.reranking.prompt import PromptTemplate
 from tests.cases import PROFILE
 from tests.lab.data import (
@@ -111,12 +112,12 @@ def test_a_second_run_into_a_folder_reports_its_own_figures(
     write_data(data)
     shutil.copytree(tiny_folders["qwen3_vl"], model)
     before, said = evaluate(capsys, data, model, out)
-    assert "left alone" not in said
+    assert "ignored" not in said
     change(data, model)
     after, said = evaluate(capsys, data, model, out)
     fresh, _ = evaluate(capsys, data, model, tmp_path / "fresh")
     assert after == fresh
-    assert f"8 records of other settings in {out} were left alone" in said
+    assert f"ignored 8 records of other settings in {out}" in said
     assert after != before  # else the change tests nothing
     lines = (out / "records.jsonl").read_text().splitlines()
     assert len(lines) == 16
@@ -130,7 +131,7 @@ def test_a_smaller_limit_tabulates_fewer_queries(
     for limit in (4, 2, 3):
         rows, said = evaluate(capsys, tmp_path / "data", model, tmp_path / "out", "--limit", str(limit))
         assert [row["queries"] for row in rows] == [limit, limit]
-        assert ("left alone" in said) == (limit < 4)
+        assert ("ignored" in said) == (limit < 4)
     assert len((tmp_path / "out" / "records.jsonl").read_text().splitlines()) == 8  # nothing ran twice
 
 
@@ -173,7 +174,7 @@ def test_experiments_have_the_paper_s_five_seeds(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def run_study(name: str, runner: Runner, out: Path, **options: Any) -> list[Any]:
+    def run_study(name: str, runner: Runner, testbed: Testbed, out: Path, **options: Any) -> list[Any]:
         asked.update(options, runner=runner)
         return []
 

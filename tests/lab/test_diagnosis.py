@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +14,10 @@ from PIL import Image
 
 from radical_rerank import Reranker
 from radical_rerank.backbones import Backbone
-from radical_rerank.lab.diagnosis import Evidence, diagnose, evidence, spearman, summary, z_score
+from radical_rerank.lab.diagnosis import Evidence, Without, diagnose, evidence, spearman, summary, z_score
 from radical_rerank.reranking import calibrate
 from radical_rerank.reranking.prompt import PromptTemplate
-from tests.cases import draw_list
+from tests.cases import draw_list, make_case, model_of
 from tests.lab.slow import SlowList, slow_z
 
 SIZES = ((64, 64), (96, 64), (32, 64), (128, 96), (64, 32))
@@ -41,19 +43,19 @@ def test_evidence_is_what_the_stock_model_shows(
 ) -> None:
     query, images = pictures(1)
     template = replace(PromptTemplate.of(backbones[family]), intro="Look at these. ")
-    found = evidence(backbones[family], query, images, template=template, max_image_tokens=24)
+    measured = evidence(backbones[family], query, images, template=template, max_image_tokens=24)
     slow = SlowList(eager[family], query, images, template, 24)
     sizes = {len(candidate) for candidate in slow.prompt.layout.candidates}
     assert len(sizes) > 1 or family != "qwen3_vl"
-    assert found.contribution == pytest.approx(slow.contribution(), rel=2e-3, abs=1e-7)
-    assert min(found.contribution) > 1e-4  # far above what rounding does
-    assert found.h_norm == pytest.approx(slow.h_norm(), rel=1e-4)
+    assert measured.contribution == pytest.approx(slow.contribution(), rel=2e-3, abs=1e-7)
+    assert min(measured.contribution) > 1e-4  # far above what rounding does
+    assert measured.h_norm == pytest.approx(slow.h_norm(), rel=1e-4)
     for layer, p in enumerate(slow.attention()):
-        assert found.attention[layer] == pytest.approx(slow.means(p), rel=1e-3)
+        assert measured.attention[layer] == pytest.approx(slow.means(p), rel=1e-3)
     priors = slow.priors()
-    assert set(found.priors) == set(priors)
+    assert set(measured.priors) == set(priors)
     for name, values in priors.items():
-        assert found.priors[name] == pytest.approx(slow.means(values), rel=1e-3, abs=1e-6)
+        assert measured.priors[name] == pytest.approx(slow.means(values), rel=1e-3, abs=1e-6)
 
 
 def test_z_and_h_norm_are_means_over_lists_of_the_exact_figures() -> None:
@@ -71,24 +73,30 @@ def test_z_and_h_norm_are_means_over_lists_of_the_exact_figures() -> None:
         priors={"U": [2, 2, 2, 1, 5]},
     )
     lists = [first, second]
-    found = summary(lists, permutations=4000)
-    assert found.lists == 2
-    assert found.h_norm == pytest.approx([0.8, 0.3])
+    measured = summary(lists, permutations=4000)
+    assert measured.lists == 2
+    assert measured.h_norm == pytest.approx([0.8, 0.3])
     for layer in (0, 1):
         exact = [slow_z(one.attention[layer], one.contribution) for one in lists]
-        assert found.z[layer] == pytest.approx(sum(exact) / 2, abs=0.08)
+        assert measured.z[layer] == pytest.approx(sum(exact) / 2, abs=0.08)
     exact = [slow_z(one.priors["U"], one.contribution) for one in lists]
-    assert found.references["U"] == pytest.approx(sum(exact) / 2, abs=0.08)
-    assert found.pearson == pytest.approx(1.0 if found.z[1] > found.z[0] else -1.0)
+    assert measured.references["U"] == pytest.approx(sum(exact) / 2, abs=0.08)
+    assert measured.pearson == pytest.approx(1.0 if measured.z[1] > measured.z[0] else -1.0)
     assert summary(lists) == summary(lists)
 
 
 def test_a_diagnosis_is_the_summary_of_its_lists(backbone: Backbone) -> None:
     lists = [pictures(seed) for seed in (1, 2)]
     each = [evidence(backbone, query, images, max_image_tokens=24) for query, images in lists]
-    done: list[int] = []
-    assert diagnose(backbone, lists, max_image_tokens=24, tell=done.append) == summary(each)
-    assert done == [1, 2]
+    done: list[str] = []
+
+    def progress(items: Iterable[Any], label: str, *, total: int | None = None) -> Iterator[Any]:
+        for item in items:
+            yield item
+            done.append(label)
+
+    assert diagnose(backbone, lists, max_image_tokens=24, progress=progress) == summary(each)
+    assert done == ["diagnosis"] * 2
 
 
 @pytest.mark.parametrize("size", [9, 24])
@@ -101,11 +109,11 @@ def test_calibration_measures_the_reranker_s_own_prompt(
     curves = {}
     for template in (own, replace(own, intro="Look: ", ask_logits="Which of them shows {query}?\n")):
         reranker = Reranker(backbone, "dense", template=template, max_image_tokens=size)
-        found = calibrate(reranker, lists).h_norm
-        assert found is not None
+        measured = calibrate(reranker, lists).h_norm
+        assert measured is not None
         slow = [SlowList(eager["qwen3_vl"], *one, template, size).h_norm() for one in lists]
-        assert found == pytest.approx([(a + b) / 2 for a, b in zip(*slow, strict=True)], rel=1e-5)
-        curves[template.intro] = found
+        assert measured == pytest.approx([(a + b) / 2 for a, b in zip(*slow, strict=True)], rel=1e-5)
+        curves[template.intro] = measured
     first, second = curves.values()
     assert first != pytest.approx(second, rel=1e-5)  # else the template would not be seen
 
@@ -123,34 +131,29 @@ def test_spearman_and_z() -> None:
 
 def test_diagnosis_runs_on_any_model(backbone: Backbone, tiny_folders: dict[str, Path]) -> None:
     lists = [draw_list(seed, 4) for seed in range(2)]
-    found = diagnose(backbone, lists, permutations=1000, max_image_tokens=16)
-    assert len(found.z) == len(found.h_norm) == backbone.shape.num_layers
-    assert set(found.references) == {"U", "Q", "U×Q"}
-    assert all(0 < h <= 1 for h in found.h_norm)
-    assert -1 <= found.pearson <= 1
+    measured = diagnose(backbone, lists, permutations=1000, max_image_tokens=16)
+    assert len(measured.z) == len(measured.h_norm) == backbone.shape.num_layers
+    assert set(measured.references) == {"U", "Q", "U×Q"}
+    assert all(0 < h <= 1 for h in measured.h_norm)
+    assert -1 <= measured.pearson <= 1
     # And the figures are those of the slow version, whose null is exact.
     eager = Backbone.from_pretrained(tiny_folders["qwen3_vl"], attn_implementation="eager")
     slow = [SlowList(eager, *one, PromptTemplate.of(backbone), 16) for one in lists]
     contributions = [one.contribution() for one in slow]
     h_norm = np.mean([one.h_norm() for one in slow], axis=0).tolist()
-    assert found.h_norm == pytest.approx(h_norm, rel=1e-4)
+    assert measured.h_norm == pytest.approx(h_norm, rel=1e-4)
     z = [
         [slow_z(one.means(p), contribution) for p in one.attention()]
         for one, contribution in zip(slow, contributions, strict=True)
     ]
-    assert found.z == pytest.approx(np.mean(z, axis=0).tolist(), abs=0.15)
-    for name, value in found.references.items():
+    assert measured.z == pytest.approx(np.mean(z, axis=0).tolist(), abs=0.15)
+    for name, value in measured.references.items():
         exact = [slow_z(a.means(a.priors()[name]), c) for a, c in zip(slow, contributions, strict=True)]
         assert value == pytest.approx(np.mean(exact), abs=0.15)
 
 
 def test_masking_a_candidate_is_dropping_its_tokens(backbone: Backbone) -> None:
     """Against the same prompt with those tokens hidden from every row."""
-    from dataclasses import replace
-
-    from radical_rerank.lab.diagnosis import Without
-    from tests.cases import make_case, model_of
-
     model, case = model_of("internvl_llama"), make_case("internvl_llama", [(1, 1), (1, 1), (1, 1)])
     span = case.layout.candidates[1]
     length = case.layout.length

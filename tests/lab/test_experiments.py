@@ -10,8 +10,9 @@ import pytest
 
 from radical_rerank import Random
 from radical_rerank.backbones import Backbone
+from radical_rerank.embedded.scenes.datasets import TESTBED
 from radical_rerank.lab.experiments.run import command_of, run_study
-from radical_rerank.lab.metrics import SEEDS
+from radical_rerank.lab.paper import SEEDS
 from radical_rerank.lab.records import Records
 from radical_rerank.lab.runner import Runner
 from tests.cases import PROFILE
@@ -26,7 +27,7 @@ def runner_of(backbone: Backbone, **options: Any) -> Runner:
 
 def study(name: str, runner: Runner, out: Path, seeds: tuple[int, ...] = (42, 7)) -> list[Any]:
     options: dict[str, Any] = {"keeps": [0.3], "seeds": list(seeds), "limit": 2}
-    return run_study(name, runner, out, track=lambda items, label: items, **options)
+    return run_study(name, runner, TESTBED, out, **options)
 
 
 @pytest.mark.parametrize("name", ["transfer", "diagnose", "cases"])
@@ -69,13 +70,15 @@ def test_studies_write_records_and_go_on_after_a_kill(
     assert study(name, runner_of(backbone), tmp_path / "killed") == expected
 
 
-def test_a_study_of_another_image_size_is_another_study(backbone: Backbone, tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_study_of_another_image_size_is_another_study(
+    backbone: Backbone, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     runners = [runner_of(backbone), runner_of(backbone, max_image_tokens=16)]
-    runners[1].say = said.append
-    first, second = (study("diagnose", runner, tmp_path) for runner in runners)
-    assert first != second
-    assert said == [f"4 records of other settings in {tmp_path / 'diagnose'} were left alone"]
+    caplog.set_level("INFO", "radical_rerank")
+    first = study("diagnose", runners[0], tmp_path)
+    assert not caplog.messages
+    assert study("diagnose", runners[1], tmp_path) != first
+    assert caplog.messages == [f"ignored 4 records of other settings in {tmp_path / 'diagnose'}"]
 
 
 def test_transfer_counts_right_answers(backbone: Backbone, tmp_path: Path) -> None:

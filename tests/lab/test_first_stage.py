@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from radical_rerank.lab.first_stage import pools_of
 
 from radical_rerank.backbones import Backbone
+from radical_rerank.embedded.scenes.datasets import TESTBED
 from radical_rerank.errors import InputError
 from radical_rerank.lab import first_stage
 from radical_rerank.lab.datasets import Dataset, Task
+from radical_rerank.lab.first_stage import pools_of
 from radical_rerank.retrieval import nearest
 from radical_rerank.retrieval.pools import read_run, write_run
 from tests.cases import draw_list
@@ -43,13 +44,13 @@ def test_run_files_round_trip_and_name_the_bad_line(tmp_path: Path) -> None:
 
 def test_pools(tmp_path: Path, backbone: Backbone) -> None:
     data = drawn_lists()
-    assert pools_of(data, backbone, None, 5, tmp_path / "pool.run") is None
+    assert pools_of(data, backbone, None, 5, tmp_path / "pool.run", testbed=TESTBED) is None
     bare = Dataset("bare", [Task("q1", "x", {"a": 1})], lambda name: None, ["a", "b"])
     with pytest.raises(InputError, match="pass --embedder"):
-        pools_of(bare, backbone, None, 5, tmp_path / "pool.run")
+        pools_of(bare, backbone, None, 5, tmp_path / "pool.run", testbed=TESTBED)
     run = write_run(tmp_path / "a.run", {"q2": [("a", 1.0)]}, "t")
     with pytest.raises(InputError, match="no candidates for query q1"):
-        pools_of(bare, backbone, str(run), 5, tmp_path / "pool.run")
+        pools_of(bare, backbone, str(run), 5, tmp_path / "pool.run", testbed=TESTBED)
 
 
 def test_exact_search() -> None:
@@ -84,7 +85,7 @@ class Counting:
 def test_a_pool_is_kept_for_its_own_data_depth_and_embedder(
     backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_stage, "embedder_of", lambda name, backbone=None: Counting(name))
+    monkeypatch.setattr(first_stage, "embedder_of", Counting)
     monkeypatch.setattr(Counting, "made", 0)
     path = tmp_path / "pool.run"
     names = ["a", "b", "c", "d"]
@@ -92,9 +93,9 @@ def test_a_pool_is_kept_for_its_own_data_depth_and_embedder(
 
     def pool(gallery: list[str], depth: int, embedder: str) -> list[str]:
         data = Dataset("bare", [Task("q", "x", {"a": 1})], lambda name: shown[name], gallery)
-        found = pools_of(data, backbone, None, depth, path, embedder=embedder)
-        assert found is not None
-        return found["q"]
+        pools = pools_of(data, backbone, None, depth, path, testbed=TESTBED, embedder=embedder)
+        assert pools is not None
+        return pools["q"]
 
     assert pool(names[:3], 2, "forwards") == ["c", "b"]
     assert pool(names[:3], 3, "forwards") == ["c", "b", "a"]

@@ -19,14 +19,14 @@ def test_measures_by_their_definitions(seed: int) -> None:
     names = [f"d{i}" for i in range(15)]
     ranking = rng.sample(names, rng.randint(1, 15))
     grades = {name: rng.randint(1, 3) for name in rng.sample(names, rng.randint(1, 4))}
-    found = measure({"q": ranking}, {"q": grades})["q"]
+    measured = measure({"q": ranking}, {"q": grades})["q"]
     ranks = [i for i, name in enumerate(ranking, start=1) if name in grades]
     for k in (1, 5, 10):
-        assert found[f"R@{k}"] == float(any(rank <= k for rank in ranks))
-    assert found["MRR@10"] == pytest.approx(1 / ranks[0] if ranks and ranks[0] <= 10 else 0)
+        assert measured[f"R@{k}"] == float(any(rank <= k for rank in ranks))
+    assert measured["MRR@10"] == pytest.approx(1 / ranks[0] if ranks and ranks[0] <= 10 else 0)
     gain = sum(grades.get(name, 0) / math.log2(i + 1) for i, name in enumerate(ranking[:10], start=1))
     ideal = sum(g / math.log2(i + 1) for i, g in enumerate(sorted(grades.values(), reverse=True), start=1))
-    assert found["nDCG@10"] == pytest.approx(gain / ideal)
+    assert measured["nDCG@10"] == pytest.approx(gain / ideal)
 
 
 def test_intervals_and_tests_know_chance_from_difference() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from radical_rerank.backbones import Backbone
+from radical_rerank.embedded.scenes.datasets import TESTBED
 from radical_rerank.lab.catalog import open_dataset
-from radical_rerank.lab.on_ray import EvaluationJob, EvaluationWorker
+from radical_rerank.lab.on_ray import EvaluationJob, EvaluationWorker, run_on_ray
 from radical_rerank.lab.records import Cell, Records
 from radical_rerank.lab.runner import Runner, work_of
 from radical_rerank.reranking.prompt import PromptTemplate
@@ -28,13 +30,9 @@ from tests.lab.data import (
 def test_ray_gives_the_same_records(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
     """Two workers on a local Ray against the plain runner; what is there already is not run again."""
     pytest.importorskip("ray", reason="Ray is an extra")
-    from functools import partial
-
-    from radical_rerank.lab.on_ray import run_on_ray
-
     model = str(tiny_folders["qwen3_vl"])
     cells = [CELLS[0], CELLS[2]]
-    dataset = partial(open_dataset, "scenes", lists=4)
+    dataset = partial(open_dataset, "scenes", testbed=TESTBED, lists=4)
     keep_profile(Backbone.from_pretrained(model))
     plain = Records(tmp_path / "plain.jsonl")
     Runner(Backbone.from_pretrained(model), {"commit": "test"}).run(dataset(), cells, plain)
@@ -66,11 +64,11 @@ def test_a_ray_worker_has_the_runner_s_settings(backbone: Backbone, tiny_folders
     worker = EvaluationWorker(job)
     lines = worker({"number": [0], "there": ["[]"]})["record"]
     for line, record in zip(lines, expected, strict=True):
-        found = json.loads(line)
-        assert {k: v for k, v in found.items() if k != "seconds"} == {
+        record_of_worker = json.loads(line)
+        assert {k: v for k, v in record_of_worker.items() if k != "seconds"} == {
             k: v for k, v in json.loads(json.dumps(record)).items() if k != "seconds"
         }
-        assert (found["scorer"], found["max_image_tokens"]) == ("generate", 9)
+        assert (record_of_worker["scorer"], record_of_worker["max_image_tokens"]) == ("generate", 9)
     work = work_of(one_query(), 0)
     there = json.dumps([runner.key(cells[0], 0, work.content)])
     assert len(worker({"number": [0], "there": [there]})["record"]) == 1

@@ -8,15 +8,13 @@ from pathlib import Path
 from PIL import Image
 
 from radical_rerank import Dense, Reranker
-from radical_rerank.backbones import Backbone
+from radical_rerank.backbones import Backbone, Block
 from radical_rerank.lab.overlay import overlay
 from radical_rerank.lab.page import PageRow, Section, write_page
 from tests.cases import draw_list
 
 
 def test_overlays_grey_what_was_dropped() -> None:
-    from radical_rerank.backbones import Block
-
     image = Image.new("RGB", (32, 16), (250, 0, 0))
     block = Block((0.0, 0.0, 1.0, 1.0), 1, 2)
     shown = overlay(image, [block], [1], scale=2)

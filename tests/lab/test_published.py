@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from radical_rerank.lab.tables import published
+from radical_rerank.backbones.model import decoder_shape
+from radical_rerank.lab.paper import MODEL, published
 from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
 from radical_rerank.pruning import Profile, build
+from tests.cases import model_of
 
 QWEN3_VL_4B = DecoderShape(num_layers=36, hidden=2560, heads=32, kv_heads=8, head_dim=128, mlp=9728)
 
@@ -33,7 +36,7 @@ def scheduled(name: str, keep: float, dataset: str = "Flickr30K") -> tuple[float
     """What a method with a fixed schedule saves."""
     total, share = PROMPTS[dataset]
     visual = left = round(share * total)
-    options = {"profile": Profile.find("Qwen/Qwen3-VL-4B-Instruct")} if name == "radical" else {}
+    options = {"profile": Profile.find(MODEL)} if name == "radical" else {}
     places = []
     for stage in build(name, keep=keep, **options).stages(36):
         left = math.ceil(stage.keep * (visual if stage.of_all else left))
@@ -70,7 +73,7 @@ def adaptive_places(rank: int, dataset: str, keep: float) -> list[tuple[int, str
             alive=torch.arange(left),
             rows=tuple(range(rank)),
             once=lambda name, compute: torch.arange(rank),
-            attention=lambda rows, found=attention: found[rows],
+            attention=lambda rows, matrix=attention: matrix[rows],
         )
         chosen = pruner.select(view, math.ceil(stage.keep * left))
         assert isinstance(chosen, torch.Tensor)
@@ -121,11 +124,6 @@ def test_the_paper_s_costs_that_are_not_reproduced() -> None:
 @pytest.mark.parametrize("length", [16, 40])
 def test_the_cost_formula_counts_what_torch_counts(length: int) -> None:
     """Multiply-accumulates of a tiny decoder's prefill, by torch's own counter (eager: it knows matmuls)."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from radical_rerank.backbones.model import decoder_shape
-    from tests.cases import model_of
-
     whole = model_of("qwen3_vl", "eager")
     model, shape = whole.model.language_model, decoder_shape(whole.config)
     hidden = torch.randn(1, length, shape.hidden)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from radical_rerank.lab.records import Cell, Records, provenance
 from radical_rerank.lab.runner import Runner, work_of
 from radical_rerank.lab.tables import facts_of, summarize
 from radical_rerank.method import kv_bytes, macs
-from radical_rerank.pruning import Profile
+from radical_rerank.pruning import METHODS, Profile, SparseVLM
 from radical_rerank.reranking import Ranking
 from radical_rerank.reranking.prompt import PromptTemplate
 from tests.cases import PROFILE, draw_list
@@ -33,13 +33,13 @@ from tests.lab.data import (
 def test_records_say_what_ran(runner: Runner, tmp_path: Path) -> None:
     records = Records(tmp_path / "records.jsonl")
     runner.run(drawn_lists(), CELLS, records, limit=2)
-    found = list(records)
-    assert len(found) == 8
-    for record in found:
+    written = list(records)
+    assert len(written) == 8
+    for record in written:
         assert sorted(record["ranking"]) == sorted(f"{record['task']}-{i}" for i in range(6))
         assert record["commit"] == "test"
         assert record["measures"]["MRR@10"] > 0
-    dense, radical = found[0], found[1]
+    dense, radical = written[0], written[1]
     assert dense["flops_saved"] == 0 < radical["flops_saved"]
     assert radical["visual_tokens_left"] < 0.3 * radical["visual_tokens"]
     fresh = provenance()
@@ -132,10 +132,13 @@ def test_the_key_holds_everything_that_changes_a_ranking(
 
 def test_a_method_s_defaults_are_part_of_the_key(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
     """A default that changes between versions is another setting, though nobody passed it."""
-    from radical_rerank.pruning import METHODS, SparseVLM
-
     before = key_with(backbone, one_query(), Cell("SparseVLM", "sparsevlm", 0.5))
-    monkeypatch.setitem(METHODS, "sparsevlm", lambda **options: SparseVLM(**{"recycle": 0.1, **options}))
+
+    @dataclass(kw_only=True)
+    class Changed(SparseVLM):
+        recycle: float = 0.1
+
+    monkeypatch.setitem(METHODS, "sparsevlm", Changed)
     assert key_with(backbone, one_query(), Cell("SparseVLM", "sparsevlm", 0.5)) != before
 
 
@@ -168,7 +171,7 @@ def test_an_answer_that_cannot_be_read_does_not_end_a_run(backbone: Backbone) ->
     assert record["tokens"] > 0
     (row,) = summarize([record])
     assert row.unreadable == 1
-    assert "answers without an order, for which the prompt's own counts: Dense 1" in facts_of([row])
+    assert "answers without an order (the prompt's order was kept): Dense 1" in facts_of([row])
 
 
 def sized_data(sizes: tuple[tuple[int, int], ...]) -> Dataset:

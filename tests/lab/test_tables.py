@@ -18,10 +18,11 @@ from radical_rerank.lab.experiments.definitions import (
     compared,
     run_experiment,
 )
-from radical_rerank.lab.metrics import MEASURES, SEEDS
+from radical_rerank.lab.metrics import MEASURES
+from radical_rerank.lab.paper import SEEDS, published
 from radical_rerank.lab.records import Cell, Records
 from radical_rerank.lab.runner import Runner
-from radical_rerank.lab.tables import published, summarize, write_tables
+from radical_rerank.lab.tables import summarize, write_tables
 from radical_rerank.pruning import build
 from tests.lab.data import (
     drawn_lists,
@@ -163,7 +164,7 @@ def test_tables_are_made_from_records(runner: Runner, tmp_path: Path) -> None:
     assert r"\%" in (tmp_path / "table.tex").read_text()
     assert (tmp_path / "table.csv").read_text().startswith("setting,R@1")
     assert published("ablation")["full"] == 83.98
-    with pytest.raises(InputError, match="embedded world only"):
+    with pytest.raises(InputError, match="runs only on a testbed"):
         run_experiment(
             EXPERIMENTS["candidates"], runner, records, keeps=[0.2], seeds=[1], limit=1,
             data=drawn_lists(),

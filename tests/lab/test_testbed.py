@@ -13,6 +13,7 @@ from radical_rerank.embedded.scenes.datasets import (
     scene_questions,
 )
 from radical_rerank.embedded.scenes.gallery import make_gallery
+from radical_rerank.embedded.scenes.lists import make_composed
 from radical_rerank.lab.datasets import Lazy
 
 
@@ -90,8 +91,6 @@ def test_lazy_sequences() -> None:
 
 
 def test_a_composed_gallery_knows_every_match() -> None:
-    from radical_rerank.embedded.scenes.lists import make_composed
-
     data = composed_gallery(groups=3, count=8, changes=2)
     assert len(data.gallery) == 24
     assert len(data.tasks) == 6

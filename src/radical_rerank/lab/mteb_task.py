@@ -49,7 +49,7 @@ def task_of(data: Dataset) -> AbsTaskRetrieval:
     if composed:
         queries["image"] = pictures(task.reference for task in tasks)
     made: AbsTaskRetrieval = type(data.name, (AbsTaskRetrieval,), {"metadata": metadata})()
-    split = {
+    split: Any = {
         "corpus": Table.from_dict({"id": corpus, "image": pictures(corpus)}),
         "queries": Table.from_dict(queries),
         "relevant_docs": {task.id: dict(task.relevant) for task in tasks},
