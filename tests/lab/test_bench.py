@@ -57,7 +57,7 @@ def test_in_lockstep_one_module_of_each_runs_in_turn() -> None:
             time.sleep(self.seconds)
 
     def variant(name: str, seconds: float, count: int) -> tuple[Any, list[nn.Module]]:
-        steps = [Step(f"{name}{i}", seconds) for i in range(count)]
+        steps: list[nn.Module] = [Step(f"{name}{i}", seconds) for i in range(count)]
         return lambda: [step() for step in steps], steps
 
     times = lockstep({"a": variant("a", 0.01, 3), "b": variant("b", 0.03, 2)}, 2)

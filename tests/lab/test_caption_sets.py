@@ -39,7 +39,7 @@ def test_karpathy_splits(tmp_path: Path) -> None:
     assert list(data.gallery) == ["a.jpg", "c.jpg"]
     assert data.picture("c.jpg") == tmp_path / "images/val/c.jpg"
     assert len(karpathy(file, tmp_path / "images", name="mscoco", split="train").tasks) == 2
-    bad = [
+    bad: list[tuple[dict[str, Any], str]] = [
         ({"filename": None}, "image 0 has no filename"),
         ({"sentences": []}, r"a\.jpg\) has no sentences"),
         ({"sentences": [{"raw": " "}]}, "has no raw"),

@@ -45,7 +45,7 @@ def test_run_files_round_trip_and_name_the_bad_line(tmp_path: Path) -> None:
 def test_pools(tmp_path: Path, backbone: Backbone) -> None:
     data = drawn_lists()
     assert pools_of(data, backbone, None, 5, tmp_path / "pool.run", testbed=TESTBED) is None
-    bare = Dataset("bare", [Task("q1", "x", {"a": 1})], lambda name: None, ["a", "b"])
+    bare = Dataset("bare", [Task("q1", "x", {"a": 1})], lambda name: b"", ["a", "b"])
     with pytest.raises(InputError, match="pass --embedder"):
         pools_of(bare, backbone, None, 5, tmp_path / "pool.run", testbed=TESTBED)
     run = write_run(tmp_path / "a.run", {"q2": [("a", 1.0)]}, "t")

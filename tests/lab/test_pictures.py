@@ -20,6 +20,7 @@ def test_overlays_grey_what_was_dropped() -> None:
     shown = overlay(image, [block], [1], scale=2)
     assert shown.size == (64, 32)
     left, right = shown.getpixel((10, 10)), shown.getpixel((50, 10))
+    assert isinstance(left, tuple)
     assert left[0] == left[1] == left[2]
     assert right == (250, 0, 0)
     assert overlay(image, [block], None).getpixel((3, 3)) == (250, 0, 0)

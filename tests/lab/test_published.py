@@ -36,8 +36,8 @@ def scheduled(name: str, keep: float, dataset: str = "Flickr30K") -> tuple[float
     """What a method with a fixed schedule saves."""
     total, share = PROMPTS[dataset]
     visual = left = round(share * total)
-    options = {"profile": Profile.find(MODEL)} if name == "radical" else {}
-    places = []
+    options: dict[str, Any] = {"profile": Profile.find(MODEL)} if name == "radical" else {}
+    places: list[tuple[int, str, int]] = []
     for stage in build(name, keep=keep, **options).stages(36):
         left = math.ceil(stage.keep * (visual if stage.of_all else left))
         places.append((stage.layer, stage.when, total - visual + left))
@@ -65,7 +65,7 @@ def adaptive_places(rank: int, dataset: str, keep: float) -> list[tuple[int, str
     left = round(share * total)
     other = total - left
     pruner = build("sparsevlm", keep=keep, budget="adaptive", recycle=0.0)
-    places = []
+    places: list[tuple[int, str, int]] = []
     for stage in pruner.stages(36):
         attention = torch.zeros(rank, left)
         attention[torch.arange(rank), torch.arange(rank)] = 0.5

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from radical_rerank.backbones import Backbone
 from radical_rerank.errors import InputError
 from radical_rerank.lab.records import Cell, Records, RunFolder, digest_of
 from radical_rerank.lab.runner import Runner
+from radical_rerank.lab.tables import summarize
 from tests.cases import PROFILE
 from tests.lab.data import (
     CELLS,
@@ -99,6 +101,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 HOLD = """
 import sys, time
+from dataclasses import replace
 from pathlib import Path
 from radical_rerank.lab.records import RunFolder
 with RunFolder(Path(sys.argv[1])):
@@ -172,3 +175,14 @@ def test_digests_refuse_what_they_cannot_tell_apart() -> None:
     assert digest_of([1, {"b": 1, "a": PROFILE}]) == digest_of([1, {"a": PROFILE, "b": 1}])
     with pytest.raises(TypeError, match="object has no digest"):
         digest_of([object()])
+
+
+def test_records_in_memory_make_the_same_rows(runner: Runner, tmp_path: Path) -> None:
+    """For programs that need figures but no files."""
+    memory, file = Records(), Records(tmp_path / "records.jsonl")
+    for records in (memory, file):
+        runner.run(drawn_lists(queries=2), CELLS[:2], records)
+    first, second = ([replace(row, seconds=0.0) for row in summarize(r.claimed())] for r in (memory, file))
+    assert first == second
+    assert len(list(memory)) == 4
+    assert list(tmp_path.rglob("*.jsonl")) == [tmp_path / "records.jsonl"]

@@ -65,7 +65,7 @@ def test_seeds_shuffle_the_candidates(runner: Runner) -> None:
 
 
 def test_a_query_without_candidates_is_named(runner: Runner) -> None:
-    data = Dataset("bare", [Task("q7", "a red star", {"a": 1})], lambda name: None, ["a"])
+    data = Dataset("bare", [Task("q7", "a red star", {"a": 1})], lambda name: b"", ["a"])
     with pytest.raises(InputError, match=r"q7 .* needs a first stage"):
         list(runner.records_of(data, 0, CELLS[:1]))
     with pytest.raises(InputError, match=r"q7 .* in the pools"):
@@ -156,7 +156,7 @@ def test_a_picture_that_vanished_is_named(tmp_path: Path) -> None:
 def test_a_query_that_cannot_be_ranked_is_named(backbone: Backbone) -> None:
     options = {"scorer": "generate", "max_new_tokens": 1, "on_unreadable": "raise"}
     runner = Runner(backbone, {}, options=options)
-    with pytest.raises(ScoringError, match=r"^tiny, query q, Dense: the model wrote no identifier"):
+    with pytest.raises(ScoringError, match=r"^tiny, query q, Dense: the model's answer contains none"):
         list(runner.records_of(one_query(), 0, [Cell("Dense", "dense")]))
 
 

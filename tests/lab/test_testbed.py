@@ -15,6 +15,7 @@ from radical_rerank.embedded.scenes.datasets import (
 from radical_rerank.embedded.scenes.gallery import make_gallery
 from radical_rerank.embedded.scenes.lists import make_composed
 from radical_rerank.lab.datasets import Lazy
+from radical_rerank.reranking.encoding import load_image
 
 
 def test_a_gallery_knows_every_match() -> None:
@@ -64,7 +65,10 @@ def test_composed_tasks_and_questions() -> None:
     data = composed_lists(lists=2, count=6)
     task = data.tasks[0]
     assert task.reference is not None
-    assert data.picture(task.reference).tobytes() != data.picture(next(iter(task.relevant))).tobytes()
+    reference, target = (
+        load_image(data.picture(name)) for name in (task.reference, next(iter(task.relevant)))
+    )
+    assert reference.tobytes() != target.tobytes()
     questions = scene_questions(pictures=20)
     assert len(questions.questions) == 40
     for question in questions.questions:
@@ -100,6 +104,6 @@ def test_a_composed_gallery_knows_every_match() -> None:
             task = data.tasks[2 * n + place]
             assert task.reference == f"reference-{n}"
             assert str(8 * n + change.target) in task.relevant
-            assert data.picture(f"reference-{n}").tobytes() == item.rendered[0][0].tobytes()
-            target = data.picture(str(8 * n + change.target))
+            assert load_image(data.picture(f"reference-{n}")).tobytes() == item.rendered[0][0].tobytes()
+            target = load_image(data.picture(str(8 * n + change.target)))
             assert target.tobytes() == item.images[change.target].tobytes()

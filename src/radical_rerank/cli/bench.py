@@ -12,7 +12,7 @@ from radical_rerank import progress as bars
 from radical_rerank.cli.common import AsJson, Model, log, missing_extra, print_json, print_table
 from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.errors import InputError, unknown_name
-from radical_rerank.lab.paper import CANDIDATES
+from radical_rerank.lab.paper import CANDIDATES, COUNTS
 
 if TYPE_CHECKING:
     from radical_rerank.lab.bench.end_to_end import EndToEnd
@@ -85,13 +85,15 @@ def end_to_end(
         str | None, typer.Option(help="paper: a random model of 36 layers, pictures of 180 tokens.")
     ] = None,
     width: Annotated[int, typer.Option(min=128, help="Hidden size of --shape paper; the 4B has 2560.")] = 512,
-    counts: Annotated[list[int] | None, typer.Option(help="Candidates per list: --counts 5 10.")] = None,
+    counts: Annotated[
+        list[int] | None, typer.Option(help=f"Candidates per list; by default {' '.join(map(str, COUNTS))}.")
+    ] = None,
     keep: Annotated[float, typer.Option(help="The budget.")] = 0.2,
     scorers: Annotated[list[str] | None, typer.Option(help="logits, generate.")] = None,
     rounds: Rounds = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Time whole rankings: cold and warm vision cache, both scorers, N = 5, 10, 20, 50."""
+    """Time whole rankings: cold and warm vision cache, both scorers, several list lengths N."""
     from radical_rerank.backbones import Backbone
     from radical_rerank.lab.bench.end_to_end import (
         PAPER_SIZE,
@@ -105,7 +107,7 @@ def end_to_end(
         raise unknown_name("shape", shape, ["paper"])
     results = run_end_to_end(
         paper_backbone(width) if shape else Backbone.from_pretrained(model),
-        counts=counts or (5, 10, 20, 50),
+        counts=counts or COUNTS,
         scorers=scorers or ["logits", "generate"],
         keep=keep,
         size=PAPER_SIZE if shape else None,

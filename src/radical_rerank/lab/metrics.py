@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from radical_rerank.lab.extras import missing_package
 from radical_rerank.lab.paper import CANDIDATES
@@ -70,7 +71,7 @@ def relative(value: float, dense: float) -> float:
 
 
 def bootstrap(
-    values: Sequence[float], *, level: float = 0.95, draws: int = 2000, seed: int = 0
+    values: ArrayLike, *, level: float = 0.95, draws: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
     """Return a confidence interval of the mean over queries (percentile bootstrap).
 
@@ -95,7 +96,7 @@ def bootstrap(
     return float(low), float(high)
 
 
-def paired_test(a: Sequence[float], b: Sequence[float], *, draws: int = 5000, seed: int = 0) -> float:
+def paired_test(a: ArrayLike, b: ArrayLike, *, draws: int = 5000, seed: int = 0) -> float:
     """Return the two-sided p-value of the mean difference over queries (paired randomisation test).
 
     Args:

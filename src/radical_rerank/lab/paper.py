@@ -10,6 +10,8 @@ MODEL = "Qwen/Qwen3-VL-4B-Instruct"
 """the paper's main model"""
 CANDIDATES = 20
 """candidates per query"""
+COUNTS = (5, 10, 20, 50)
+"""numbers of candidates in experiments that vary them"""
 KEEPS = (0.2, 0.1)
 """budgets: the fraction of visual tokens alive at the end"""
 SEEDS = (42, 123, 456, 789, 1024)

@@ -15,7 +15,7 @@ from radical_rerank.backbones import Backbone
 from radical_rerank.errors import ScoringError
 from radical_rerank.lab.bench.models import bench_model, bench_processor, bench_tokenizer
 from radical_rerank.lab.bench.timing import Ratio, interleaved, phases
-from radical_rerank.lab.paper import MODEL
+from radical_rerank.lab.paper import COUNTS, MODEL
 from radical_rerank.progress import Progress, silent
 from radical_rerank.reranking import Reranker
 from radical_rerank.reranking.calibration import generated_list
@@ -58,7 +58,7 @@ def paper_backbone(width: int) -> Backbone:
 def run_end_to_end(
     backbone: Backbone,
     *,
-    counts: Sequence[int] = (5, 10, 20, 50),
+    counts: Sequence[int] = COUNTS,
     scorers: Sequence[str] = ("logits",),
     method: str = "radical",
     keep: float = 0.2,

@@ -8,6 +8,7 @@ from typing import Any
 
 from radical_rerank.errors import InputError
 from radical_rerank.lab.datasets import Dataset
+from radical_rerank.lab.paper import COUNTS
 from radical_rerank.lab.records import Cell, Records
 from radical_rerank.lab.runner import Pools, Runner
 from radical_rerank.method import STRATEGIES
@@ -98,7 +99,7 @@ def _variants(variants: dict[str, dict[str, Any]], keep: float) -> list[Cell]:
 
 def _candidates(keeps: Sequence[float]) -> list[Cell]:
     names = ("radical", "pyramiddrop", "fastv", "random")
-    return [cell for count in (5, 10, 20, 50) for cell in compared(names, keeps, count=count)]
+    return [cell for count in COUNTS for cell in compared(names, keeps, count=count)]
 
 
 def _pareto(keeps: Sequence[float]) -> list[Cell]:
