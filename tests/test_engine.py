@@ -331,7 +331,7 @@ def test_misuse_is_told_plainly() -> None:
         step = {"input_ids": torch.tensor([[7]]), "past_key_values": cache}
         with pytest.raises(LayoutError, match="did not run inside"), pruner.on(model, case.layout):
             model(**step)
-    with pytest.raises(LayoutError, match="layer 8 of 8"):
+    with pytest.raises(LayoutError, match="layer 8: the model has 8 layers"):
         RaDiCal(keep=0.2, layers=(8,), alpha=0.5).on(model, case.layout)
 
 

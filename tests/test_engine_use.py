@@ -170,7 +170,7 @@ def test_two_layouts_that_were_swapped_are_refused() -> None:
         with PRUNER.on(model, layouts):
             model(**stack(cases))
         with (
-            pytest.raises(LayoutError, match="not of prompt 0: at position 9"),
+            pytest.raises(LayoutError, match="not describe prompt 0: at position 9"),
             PRUNER.on(model, layouts[::-1]),
         ):
             model(**stack(cases))
@@ -221,7 +221,7 @@ def test_attention_that_is_not_finite_is_an_error() -> None:
     with torch.no_grad():
         text_model(model).layers[4].self_attn.k_proj.weight[0, 0] = torch.nan
         broken = PRUNER.on(model, case.layout)
-        with pytest.raises(ScoringError, match="layer 4 gives attention that is not finite"), broken:
+        with pytest.raises(ScoringError, match="attention of layer 4 is not finite"), broken:
             model(**case.inputs)
     assert hooks_on(model) == before
 

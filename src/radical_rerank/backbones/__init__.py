@@ -3,7 +3,7 @@
 from radical_rerank.backbones.engine import Run
 from radical_rerank.backbones.families.base import Block, Family, ImageFeatures, Pixels
 from radical_rerank.backbones.layout import layout_of
-from radical_rerank.backbones.model import DEFAULT_MODEL, Backbone, decoder_shape, family_of, stopping
+from radical_rerank.backbones.model import DEFAULT_MODEL, Backbone, decoder_shape, family_of
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -16,5 +16,4 @@ __all__ = [
     "decoder_shape",
     "family_of",
     "layout_of",
-    "stopping",
 ]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from radical_rerank.backbones.view import all_keys
+from radical_rerank.errors import StoppedError
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 """(module, args, kwargs) -> the new (args, kwargs), or None to leave them"""
@@ -77,19 +80,74 @@ def entered_for(owner: object) -> bool:
 
 
 @contextmanager
-def watching(module: Any, wanted: bool) -> Iterator[dict[str, Any]]:
-    """Record the arguments that `module` is called with inside the block, if `wanted`."""
+def watching(module: Any) -> Iterator[dict[str, Any]]:
+    """Record the arguments that `module` is called with inside the block."""
     seen: dict[str, Any] = {}
 
     def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.update(kwargs, **({"hidden_states": args[0]} if args else {}))
 
-    if not wanted:
-        yield seen
-        return
     with Hooks() as hooks:
         hooks.before(module, note)
         yield seen
+
+
+@contextmanager
+def last_row_only(model: nn.Module, text: Any) -> Iterator[None]:
+    """Run the last decoder layer for the prompt's last row alone, since no other row is read.
+
+    Its keys and values are still computed for all tokens. They go into the cache, or into one made for this
+    call. The model's output then has this one row. Enter it inside a Pruner's context, so that it runs after
+    the last stage. If something reads the last layer's output, such as a stage after it, all rows are
+    computed.
+
+    model: the Hugging Face model; text: its decoder
+    """
+
+    def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from transformers import DynamicCache
+
+        hidden = args[0] if args else kwargs.pop("hidden_states")
+        mask = kwargs.get("attention_mask")
+        read = layer._forward_hooks or text.norm._forward_pre_hooks
+        if not read and (mask is None or isinstance(mask, Tensor)) and hidden.shape[1] > 1:
+            cos, sin = kwargs["position_embeddings"]
+            earlier = hidden[:, :-1]
+            keys = all_keys(layer, earlier, cos[:, :-1], sin[:, :-1])
+            values = layer.self_attn.v_proj(layer.input_layernorm(earlier))
+            values = values.unflatten(-1, (-1, layer.self_attn.head_dim)).transpose(-3, -2)
+            if kwargs.get("past_key_values") is None:
+                kwargs["past_key_values"] = DynamicCache()
+            kwargs["past_key_values"].update(keys, values, layer.self_attn.layer_idx)
+            kwargs["position_embeddings"] = cos[:, -1:], sin[:, -1:]
+            if mask is not None and mask.ndim == 4:
+                kwargs["attention_mask"] = mask[:, :, -1:]
+            hidden = hidden[:, -1:]
+        return (hidden, *args[1:]), kwargs
+
+    with Hooks(model, text) as hooks:
+        hooks.before(text.layers[-1], before)
+        yield
+
+
+@contextmanager
+def stopping(
+    models: Sequence[nn.Module], modules: Iterable[nn.Module], stop: Callable[[], bool]
+) -> Iterator[None]:
+    """Raise a StoppedError before a call of one of `modules`, once `stop` returns True.
+
+    Other threads and tasks that use the model at the same time are not affected.
+    models: those whose forward must see the hooks, the outermost first
+    """
+
+    def check(*_: Any) -> None:
+        if stop():
+            raise StoppedError("the ranking was stopped")
+
+    with Hooks(*models) as hooks:
+        for module in modules:
+            hooks.before(module, check)
+        yield
 
 
 class _Uncompiled:

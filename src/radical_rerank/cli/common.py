@@ -24,19 +24,6 @@ Model = Annotated[str, typer.Option(help="A model id or a folder; by default the
 log = logging.getLogger("radical_rerank")
 
 
-class StderrHandler(logging.Handler):
-    """Prints the package's messages as plain lines on stderr."""
-
-    @classmethod
-    def install(cls) -> None:
-        """Show messages from INFO upwards."""
-        log.handlers = [handler for handler in log.handlers if not isinstance(handler, cls)] + [cls()]
-        log.setLevel(logging.INFO)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(escape(record.getMessage()))
-
-
 def missing_extra(error: ImportError, extra: str) -> InputError:
     return InputError(f"this needs an extra ({error.name}): pip install 'radical-rerank[{extra}]'")
 

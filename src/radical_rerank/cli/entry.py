@@ -6,6 +6,7 @@ Tables are for people, `--json` is for programs. Errors are one line on stderr, 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import warnings
 from collections.abc import Iterator
@@ -18,10 +19,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from radical_rerank.cli import bench, lab, scenes, serve
-from radical_rerank.cli.common import AsJson, Device, Dtype, StderrHandler, log, print_json, print_table
+from radical_rerank.cli.common import AsJson, Device, Dtype, log, print_json, print_table
 from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.errors import InputError, RadicalError
-from radical_rerank.reranking import Ranking
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
 
 app = typer.Typer(
@@ -31,6 +31,15 @@ app = typer.Typer(
     add_completion=False,
 )
 
+
+class StderrHandler(logging.Handler):
+    """Prints the package's messages as plain lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one message."""
+        Console(stderr=True, highlight=False, soft_wrap=True).print(escape(record.getMessage()))
+
+
 SEVERAL = ("--keep", "--seeds", "--methods", "--counts", "--scorers")
 """options that take several values in a row"""
 
@@ -38,10 +47,11 @@ SEVERAL = ("--keep", "--seeds", "--methods", "--counts", "--scorers")
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
     if not sys.stderr.isatty():  # loading bars are for people
-        from transformers.utils import logging
+        from transformers.utils import logging as transformers_logging
 
-        logging.disable_progress_bar()
-    StderrHandler.install()
+        transformers_logging.disable_progress_bar()
+    log.handlers = [StderrHandler()]
+    log.setLevel("INFO")
     warnings.showwarning = lambda message, *_: log.warning("warning: %s", message)
     try:
         app(spread(sys.argv[1:] if arguments is None else arguments))
@@ -105,15 +115,11 @@ def rank(
         dtype=dtype,
     )
     ranking = reranker.rank(query, images, top_k=top_k, reference=reference, on_error=on_error)  # type: ignore[arg-type]
-    if as_json:
-        print_json(ranking.to_dict())
-    else:
-        _print_ranking(ranking)
-
-
-def _print_ranking(ranking: Ranking) -> None:
     for skipped in ranking.skipped:
         log.info("skipped: %s", skipped.reason)
+    if as_json:
+        print_json(ranking.to_dict())
+        return
     table = Table("rank", "score", title=escape(ranking.query), title_justify="left")
     table.add_column("image", overflow="fold")
     for place, result in enumerate(ranking, start=1):

@@ -65,8 +65,13 @@ def discriminative_importance(
     tokens: (V, d), query: (d,), candidate_of: (V,) -> (V,), not yet normalised. signed: with the cosine
     itself for QRel, so that tokens which do not fit are told apart as well.
     """
-    unique = exact_uniqueness(tokens, candidate_of) if exact else candidate_uniqueness(tokens)
+    unique = uniqueness_of(tokens, candidate_of, exact=exact)
     return unique * query_relevance(tokens, query, signed=signed)
+
+
+def uniqueness_of(tokens: Tensor, candidate_of: Tensor, *, exact: bool = False) -> Tensor:
+    """CCU by the prototype, or `exact`: (V, d), (V,) -> (V,)."""
+    return exact_uniqueness(tokens, candidate_of) if exact else candidate_uniqueness(tokens)
 
 
 def attention_information(p: Tensor) -> Tensor:

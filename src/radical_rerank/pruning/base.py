@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -37,8 +36,19 @@ class Layout:
     protected: tuple[range, ...] = ()
     rows: tuple[int, ...] = ()
     key: int = 0
+    positions: Tensor = field(init=False, repr=False, compare=False)
+    """(V,) positions of all candidate visual tokens"""
+    candidate_of: Tensor = field(init=False, repr=False, compare=False)
+    """(V,) the candidate of each of these tokens"""
 
     def __post_init__(self) -> None:
+        sizes = torch.tensor([len(candidate) for candidate in self.candidates], dtype=torch.long)
+        every = [p for candidate in self.candidates for p in candidate]
+        object.__setattr__(self, "positions", torch.tensor(every, dtype=torch.long))
+        object.__setattr__(self, "candidate_of", torch.arange(len(sizes)).repeat_interleave(sizes))
+        self._check()
+
+    def _check(self) -> None:
         end = 0
         for k, candidate in enumerate(self.candidates):
             if candidate.step != 1 or candidate.start < end or not len(candidate):
@@ -62,17 +72,6 @@ class Layout:
         if beyond and self.candidates:
             raise LayoutError(f"position {beyond[0]} lies outside a prompt of {self.length} tokens")
 
-    @cached_property
-    def positions(self) -> Tensor:
-        """(V,) positions of all candidate visual tokens."""
-        return torch.tensor([p for candidate in self.candidates for p in candidate], dtype=torch.long)
-
-    @cached_property
-    def candidate_of(self) -> Tensor:
-        """(V,) the candidate of each of these tokens."""
-        sizes = torch.tensor([len(candidate) for candidate in self.candidates], dtype=torch.long)
-        return torch.arange(len(self.candidates)).repeat_interleave(sizes)
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -82,7 +81,7 @@ class Stage:
     keep: float
     when: Literal["before", "after"] = "before"
     of_all: bool = False
-    """`keep` counts all of the list's visual tokens, not those alive"""
+    """`keep` is a fraction of all of the list's visual tokens, not of those alive"""
 
 
 @dataclass(frozen=True)
@@ -227,6 +226,10 @@ class Pruner:
             raise InputError(f"keep must lie in (0, 1], not {self.keep!r}")
         if self.positions not in ("original", "compact"):
             raise InputError(f'positions must be "original" or "compact", not {self.positions!r}')
+        self.check()
+
+    def check(self) -> None:
+        """Raise an InputError if an option of the method is not valid."""
 
     def stages(self, num_layers: int) -> list[Stage]:
         """Where: the stages of a decoder with this many layers."""
@@ -249,7 +252,7 @@ class Pruner:
             return torch.arange(len(view.alive), device=view.alive.device)
         return top_k(self.score(view), count)
 
-    def budget(self, tokens: int) -> int:
+    def budget_of(self, tokens: int) -> int:
         """Return ⌈R · tokens⌉."""
         return keep_count(self.keep, tokens)
 

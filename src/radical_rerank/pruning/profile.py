@@ -72,21 +72,10 @@ class Profile:
         return cls(model, layers, tuple(alpha), tuple(h_norm), min(h_norm), lists, source, fingerprint)
 
     def alpha_at(self, layer: int) -> float:
+        """Return α of a layer, or raise a CalibrationError if the profile does not have it."""
         if layer not in self.layers:
-            raise CalibrationError(f"the profile of {self.model} says nothing about layer {layer}")
+            raise CalibrationError(f"the profile of {self.model} has no value for layer {layer}")
         return self.alpha[self.layers.index(layer)]
-
-    def knows_all(self, num_layers: int) -> bool:
-        return self.layers == tuple(range(num_layers))
-
-    def checked(self, num_layers: int) -> Profile:
-        """This profile, if it fits a decoder of this many layers."""
-        if self.layers[-1] >= num_layers:
-            raise CalibrationError(
-                f"the profile of {self.model} speaks of layer {self.layers[-1]}, "
-                f"but the model has {num_layers} layers"
-            )
-        return self
 
     def save(self, path: str | Path) -> Path:
         """Write as JSON, whole or not at all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import string
 import warnings
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.backbones.model import folder_of
-from radical_rerank.errors import InputError, ScoringError
+from radical_rerank.errors import InputError, OutOfWorldWarning, ScoringError
 from radical_rerank.pruning import Layout
 
 FILE_NAME = "radical_template.json"
@@ -90,6 +91,20 @@ class PromptTemplate:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """The model's answer to a prompt.
+
+    scores: per candidate, in the order of the prompt
+    repairs: corrections made to a generated order
+    readable: whether there was an order in a generated answer
+    """
+
+    scores: list[float]
+    repairs: int = 0
+    readable: bool = True
+
+
+@dataclass(frozen=True)
 class Prompt:
     """Token ids with every image's placeholder tokens in place, and where things are."""
 
@@ -98,29 +113,15 @@ class Prompt:
     identifiers: list[int]
     """the token that names each candidate, as it would follow this prompt"""
 
-    def scores(self, logits: Tensor) -> list[float]:
-        """Return the log-probability of each candidate's identifier among all identifiers of the list.
+    def scores(self, logits: Tensor) -> Answer:
+        """Score each candidate by the log-probability of its identifier among all identifiers of the list.
 
         logits: (vocabulary,) of the token that follows the prompt
         """
         chosen = logits[torch.as_tensor(self.identifiers, device=logits.device)]
         if not chosen.isfinite().all():
             raise ScoringError("the model's logits are not finite: there is no ranking in them")
-        scores: list[float] = chosen.log_softmax(dim=-1).tolist()
-        return scores
-
-
-def unknown_words(backbone: Backbone, text: str) -> list[str]:
-    """The words that a closed vocabulary has no token for; large models have none such."""
-    unknown = backbone.tokenizer.unk_token_id
-    if unknown is None:
-        return []
-    encode = backbone.tokenizer
-    return [
-        word
-        for word in dict.fromkeys(text.split())
-        if unknown in encode(" " + word, add_special_tokens=False)["input_ids"]
-    ]
+        return Answer(chosen.log_softmax(dim=-1).tolist())
 
 
 def query_tokens(backbone: Backbone, text: str) -> int:
@@ -136,16 +137,25 @@ def build_prompt(
     *,
     reference_size: int | None = None,
     generate: bool = False,
-    key: int = 0,
 ) -> Prompt:
-    """The prompt for a query and candidates with these numbers of visual tokens.
+    """Build the prompt for a query and candidates with these numbers of visual tokens.
 
-    reference_size: visual tokens of the reference image of a composed query.
-    The query is tokenized apart, with special tokens as plain text: no query can forge markup.
+    Args:
+        backbone: the model
+        template: the words of the prompt
+        query: the query's text. It is tokenized apart, with special tokens as plain text: no query can forge
+            markup. Words that the tokenizer does not know give an OutOfWorldWarning
+        image_sizes: visual tokens of each candidate
+        reference_size: visual tokens of the reference image of a composed query
+        generate: ask for the whole order, not for the best candidate
+
+    Returns:
+        Token ids and layout.
     """
     if len(image_sizes) > len(IDENTIFIERS):
         raise InputError(f"{len(image_sizes)} candidates in one prompt; there are {len(IDENTIFIERS)} letters")
     names = IDENTIFIERS[: len(image_sizes)]
+    _warn_of_unknown_words(backbone.tokenizer, query)
     composed = reference_size is not None
     ask = getattr(template, f"ask{'_composed' if composed else ''}_{'generate' if generate else 'logits'}")
     body = template.intro + (template.reference if composed else "")
@@ -174,9 +184,28 @@ def build_prompt(
     if not words:
         raise InputError(f"the query {query!r} has no words that the tokenizer knows")
     ids += _encode(backbone.tokenizer, tail)
+    identifiers = _identifier_ids(backbone.tokenizer, tail)[: len(names)]
     protected = (images.pop(0),) if composed else ()
-    layout = Layout(len(ids), tuple(images), words, protected, key=key)
-    return Prompt(ids, layout, _identifier_ids(backbone.tokenizer, tail)[: len(names)])
+    key = hashlib.blake2b(f"{query} {list(sizes)}".encode(), digest_size=4).digest()
+    layout = Layout(len(ids), tuple(images), words, protected, key=int.from_bytes(key, "big"))
+    return Prompt(ids, layout, identifiers)
+
+
+def _warn_of_unknown_words(tokenizer: Any, text: str) -> None:
+    """Warn of words that a closed vocabulary has no token for; large models have none."""
+    unknown = tokenizer.unk_token_id
+    if unknown is None:
+        return
+    words = [
+        word
+        for word in dict.fromkeys(text.split())
+        if unknown in tokenizer(" " + word, add_special_tokens=False)["input_ids"]
+    ]
+    if words:
+        shown = ", ".join(map(repr, words))
+        warnings.warn(
+            f"the model does not know the words {shown} of {text!r}", OutOfWorldWarning, stacklevel=3
+        )
 
 
 def _chat(tokenizer: Any, system: str, body: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -15,13 +17,13 @@ from radical_rerank.backbones.hooks import watching
 from radical_rerank.pruning import VisionSignals
 
 
+@dataclass
 class InternVL:
     """InternVL 2.5 (converted), 3 and 3.5 in their -hf form: square tiles, pixel shuffle, plain RoPE."""
 
     markup: ClassVar[tuple[str, str]] = ("<img>", "</img>")
 
-    def __init__(self, config: Any) -> None:
-        self.tokens_per_tile: int = config.image_seq_length
+    config: Any
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         options, blocks = self._tiles(processor, image.size, max_tokens)
@@ -38,8 +40,8 @@ class InternVL:
         from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
         side = processor.size["height"], processor.size["width"]
-        tiles = max_tokens // self.tokens_per_tile
-        edge = round(self.tokens_per_tile**0.5)
+        tiles = max_tokens // self.config.image_seq_length
+        edge = round(self.config.image_seq_length**0.5)
         if tiles < 3:  # two tiles and their thumbnail are the least that cropping gives
             options: dict[str, Any] = {"crop_to_patches": False}
             if not tiles:  # a smaller tile: the encoder interpolates its position embeddings
@@ -69,7 +71,7 @@ class InternVL:
     def _encode(self, base: Any, pixels: Sequence[Pixels], signals: bool) -> list[ImageFeatures]:
         values = torch.cat([p.values for p in pixels]).to(base.device)
         attention = base.vision_tower.encoder.layer[-1].attention
-        with watching(attention, signals) as seen:
+        with watching(attention) if signals else nullcontext({}) as seen:
             tiles = base.get_image_features(pixel_values=values, return_dict=True).pooler_output
         counts = [len(p.values) for p in pixels]
         found: list[VisionSignals | None] = [None] * len(pixels)

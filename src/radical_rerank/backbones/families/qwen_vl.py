@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -16,13 +18,13 @@ from radical_rerank.backbones.view import rotate
 from radical_rerank.pruning import VisionSignals
 
 
+@dataclass
 class QwenVL:
     """Qwen3-VL and Qwen2.5-VL: images of any size, merged 2 × 2, M-RoPE; DeepStack on Qwen3-VL."""
 
     markup: ClassVar[tuple[str, str]] = ("<|vision_start|>", "<|vision_end|>")
 
-    def __init__(self, config: Any) -> None:
-        self.image_token_id: int = config.image_token_id
+    config: Any
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         least, most = self._pixels(processor, max_tokens)
@@ -54,7 +56,7 @@ class QwenVL:
 
     def encode(self, base: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
         tower = base.visual
-        with watching(tower.blocks[-1].attn, signals) as seen:
+        with watching(tower.blocks[-1].attn) if signals else nullcontext({}) as seen:
             output = base.get_image_features(
                 torch.cat([p.values for p in pixels]).to(base.device),
                 torch.tensor([p.grid for p in pixels], device=base.device),
@@ -117,7 +119,7 @@ class QwenVL:
         return {
             "mm_encoder_outputs": {"image": image},
             "image_grid_thw": torch.tensor([f.grid for f in features], device=input_ids.device),
-            "mm_token_type_ids": (input_ids == self.image_token_id).int(),
+            "mm_token_type_ids": (input_ids == self.config.image_token_id).int(),
         }
 
     def positions(self, mask: Tensor) -> Tensor | None:
