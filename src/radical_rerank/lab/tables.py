@@ -86,6 +86,19 @@ def summarize(records: Iterable[dict[str, Any]], paper: Mapping[str, float] | No
 
     Returns:
         The rows, in the order in which the settings first occur.
+
+    Example:
+        >>> from radical_rerank import Backbone, generated_list
+        >>> from radical_rerank.lab.datasets import Dataset, Task
+        >>> from radical_rerank.lab.records import Cell
+        >>> from radical_rerank.lab.runner import Runner
+        >>> query, images = generated_list(0, candidates=4)
+        >>> task = Task("q1", query, {"0": 1}, candidates=("0", "1", "2", "3"))
+        >>> data = Dataset("example", [task], lambda name: images[int(name)])
+        >>> runner = Runner(Backbone.from_pretrained())
+        >>> (row,) = summarize(runner.records_of(data, 0, [Cell("Dense", "dense")]))
+        >>> row.name, row.measures["MRR@10"]
+        ('Dense', 100.0)
     """
     groups: Groups = {}
     for record in records:
@@ -123,9 +136,7 @@ def _row(
         measures=means,
         conditional=_means(inside),
         interval=(100 * low, 100 * high),
-        rel_d=relative(means["MRR@10"], 100 * float(np.mean(list(dense.values()))))
-        if dense
-        else float("nan"),
+        rel_d=relative(means["MRR@10"], 100 * float(np.mean(list(dense.values()))) if dense else 0.0),
         p_dense=_paired(mine, dense) if dense and name != "Dense" else None,
         p_best=_paired(mine, scores[best]) if best and name != "Dense" else None,
         visual_tokens=_mean(group, "visual_tokens"),
