@@ -15,6 +15,7 @@ from tests.cases import PROFILE, draw_list, greedy, make_case, model_of, stack
 from tests.tiny import TINY_FAMILIES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_layers_of_one_length_may_hold_different_tokens(family: str) -> None:
     """The longest list keeps its length at every stage, the other loses tokens behind it: decoding must not
@@ -56,6 +57,7 @@ def test_random_draws_anew_at_every_layer() -> None:
     assert not torch.equal(draw(2), draw(2, seed=1))
 
 
+@pytest.mark.slow
 def test_the_encoder_s_signals_are_cached_apart(backbone: Backbone) -> None:
     """A picture that was seen without signals is encoded again for a method that reads them, and back."""
     query, images = draw_list(4, 5)

@@ -89,6 +89,7 @@ def test_a_disturbed_step_does_not_count() -> None:
     assert times.ratio("a", "b").high == pytest.approx(11 / 6)
 
 
+@pytest.mark.slow
 def test_the_prompt_has_the_shape_it_says() -> None:
     shape = SHAPES["paper"](128)
     bench = Bench(replace(shape, num_layers=4))
@@ -97,6 +98,7 @@ def test_the_prompt_has_the_shape_it_says() -> None:
     assert [len(candidate) for candidate in bench.layout.candidates] == [180] * 20
 
 
+@pytest.mark.slow
 def test_a_stage_holds_a_twentieth_of_eager_attention_at_most() -> None:
     """At every stage of the paper's shape, also the late ones, whose matrix has become small."""
     bench = Bench(replace(SHAPES["paper"](512), num_layers=8))
@@ -115,6 +117,7 @@ def test_a_twin_shares_the_weights_and_not_the_hooks() -> None:
         assert not torch.equal(bench.forward(), expected)
 
 
+@pytest.mark.slow
 def test_prefill_counts_what_ran() -> None:
     methods = [("radical", 0.25), ("random", 0.25), ("fastv", 0.5), ("visionzip", 0.5)]
     result = run_prefill(SMALL, methods, rounds=1)
@@ -157,6 +160,7 @@ def test_phases_tell_prefill_from_decode(backbone: Backbone) -> None:
     assert 0 < len(spent["decode"]) <= 3
 
 
+@pytest.mark.slow
 def test_end_to_end_and_its_growth(backbone: Backbone) -> None:
     results = run_end_to_end(
         backbone, counts=(2, 4), scorers=("logits", "generate"), rounds=1, method="fastv"
@@ -175,6 +179,7 @@ def test_end_to_end_and_its_growth(backbone: Backbone) -> None:
     assert growth(square, "dense_cold") == pytest.approx(2)
 
 
+@pytest.mark.slow
 def test_the_papers_shape_end_to_end() -> None:
     backbone = paper_backbone(128)
     (result,) = run_end_to_end(backbone, counts=(2,), size=(480, 384), rounds=1)
@@ -200,6 +205,7 @@ def test_throughput(tiny_folders: dict[str, Path]) -> None:
     assert all(r.lists_per_second > 0 for r in results)
 
 
+@pytest.mark.slow
 def test_throughput_of_the_service() -> None:
     pytest.importorskip("fastapi", reason="the service is an extra")
     results = run_throughput(DEFAULT_MODEL, lists=2, candidates=3, batch_sizes=(2,), clients=(1, 2), rounds=2)

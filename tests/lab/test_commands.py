@@ -101,6 +101,7 @@ def other_weights(data: Path, model: Path) -> None:
     write_tiny(model, seed=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [other_words, other_pictures, other_pool, other_weights])
 def test_a_second_run_into_a_folder_reports_its_own_figures(
     change: Callable[[Path, Path], None],
@@ -123,6 +124,7 @@ def test_a_second_run_into_a_folder_reports_its_own_figures(
     assert len(lines) == 16
 
 
+@pytest.mark.slow
 def test_a_smaller_limit_tabulates_fewer_queries(
     tmp_path: Path, tiny_folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +152,7 @@ def test_the_commands_hold_the_lock(
         assert f"is writing to {folder}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_model_may_write_the_order_in_an_evaluation(
     tmp_path: Path, tiny_folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +197,7 @@ def test_experiments_have_the_paper_s_five_seeds(
     assert len(seeded(EXPERIMENTS["main"].cells([0.2]), [1, 1])) == len(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["experiment", "eval"])
 def test_eighty_columns_show_the_table(
     name: str,

@@ -58,6 +58,7 @@ def test_evidence_is_what_the_stock_model_shows(
         assert measured.priors[name] == pytest.approx(slow.means(values), rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_z_and_h_norm_are_means_over_lists_of_the_exact_figures() -> None:
     """z against the null of all 120 permutations; 4,000 drawn ones come close."""
     first = Evidence(
@@ -99,6 +100,7 @@ def test_a_diagnosis_is_the_summary_of_its_lists(backbone: Backbone) -> None:
     assert done == ["diagnosis"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [9, 24])
 def test_calibration_measures_the_reranker_s_own_prompt(
     size: int, backbone: Backbone, eager: dict[str, Backbone]
@@ -129,6 +131,7 @@ def test_spearman_and_z() -> None:
     assert abs(np.mean([z_score(a, rng.random(20), 100, rng) for _ in range(60)])) < 0.45
 
 
+@pytest.mark.slow
 def test_diagnosis_runs_on_any_model(backbone: Backbone, tiny_folders: dict[str, Path]) -> None:
     lists = [draw_list(seed, 4) for seed in range(2)]
     measured = diagnose(backbone, lists, permutations=1000, max_image_tokens=16)

@@ -20,6 +20,8 @@ from tests.lab.data import (
     KilledError,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def runner_of(backbone: Backbone, **options: Any) -> Runner:
     return Runner(backbone, {"commit": "test"}, options={"max_image_tokens": 9, **options}, profile=PROFILE)

@@ -26,6 +26,8 @@ from tests.lab.data import (
     write_data,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def test_ray_gives_the_same_records(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
     """Two workers on a local Ray against the plain runner; what is there already is not run again."""

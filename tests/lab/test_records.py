@@ -28,6 +28,7 @@ from tests.lab.data import (
 )
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_records(runner: Runner, tmp_path: Path) -> None:
     whole = Records(tmp_path / "whole.jsonl")
     runner.run(drawn_lists(), CELLS, whole)
@@ -110,6 +111,7 @@ with RunFolder(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_two_runs_into_one_folder_are_refused_and_a_dead_one_holds_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     other = subprocess.Popen(

@@ -142,6 +142,7 @@ def test_the_adaptive_row_is_sparsevlm_s_first_version() -> None:
     assert beside[2].p_best is None
 
 
+@pytest.mark.slow
 def test_tables_are_made_from_records(runner: Runner, tmp_path: Path) -> None:
     records = Records(tmp_path / "r.jsonl")
     plan = Experiment("tiny", lambda keeps: compared(["radical", "fastv"], keeps))
