@@ -14,11 +14,11 @@ import pytest
 
 from radical_rerank import RaDiCal, Reranker
 from radical_rerank.backbones import Backbone
-from radical_rerank.lab.bench.service import listening
+from radical_rerank.embedded.scenes.datasets import scenes, scenes_composed, scenes_gallery
 from radical_rerank.errors import InputError
+from radical_rerank.lab.bench.service import listening
 from radical_rerank.lab.datasets import Dataset
 from radical_rerank.lab.metrics import measure
-from radical_rerank.embedded.scenes.datasets import scenes, scenes_composed, scenes_gallery
 from radical_rerank.reranking import Query, Ranking
 from tests.cases import PROFILE, draw_list
 from tests.test_service import encoded, plain, uri

@@ -29,11 +29,10 @@ import httpx
 from fastapi.testclient import TestClient
 
 from radical_rerank import Reranker
-from radical_rerank.backbones import Backbone
+from radical_rerank.backbones import DEFAULT_MODEL, Backbone
+from radical_rerank.errors import InputError
 from radical_rerank.lab.bench.service import listening, resident
 from radical_rerank.lab.bench.service import serving as running
-from radical_rerank.errors import InputError
-from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.reranking import RankedDocument, Ranking
 from radical_rerank.reranking.encoding import data_uri
 from radical_rerank.service import app as application

@@ -25,10 +25,10 @@ from pydantic import ValidationError
 
 from radical_rerank import Query, Reranker
 from radical_rerank.backbones import Backbone
+from radical_rerank.cli import main
 from radical_rerank.lab.bench.attacks import HOST, Peak, all_attacks, children, host_known, hostile_host
 from radical_rerank.lab.bench.payloads import brackets, many_scans, numbers, picture, polyglot, request
 from radical_rerank.lab.bench.service import listening, resident
-from radical_rerank.cli import main
 from radical_rerank.reranking import Ranking
 from radical_rerank.service import readers as pool
 from radical_rerank.service.documents import SCANS

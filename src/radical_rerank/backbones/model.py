@@ -21,7 +21,8 @@ from torch import Tensor
 from radical_rerank.backbones.families import FAMILIES, TEXT_TYPES, Family
 from radical_rerank.backbones.families.base import ImageFeatures, Pixels
 from radical_rerank.backbones.hooks import last_row_only, stopping
-from radical_rerank.embedded import DEFAULT_MODEL, MODELS  # the one place that knows the models that ship
+from radical_rerank.embedded import DEFAULT_MODEL as DEFAULT_MODEL
+from radical_rerank.embedded import MODELS  # the one place that knows the models that ship
 from radical_rerank.errors import InputError, RadicalError, UnsupportedModelError
 from radical_rerank.method import DecoderShape
 from radical_rerank.pruning import ModelIdentity

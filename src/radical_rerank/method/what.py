@@ -51,10 +51,11 @@ def query_relevance(tokens: Tensor, query: Tensor, *, signed: bool = False) -> T
 
 
 def _cosines(tokens: Tensor, direction: Tensor) -> Tensor:
-    """(V, d), (d,) -> (V,); the lengths are divided out last, so no second (V, d) is made."""
+    """(V, d), (d,) -> (V,). Divides by the lengths last, so that no second (V, d) is needed."""
     tokens = tokens.float()
     along = tokens @ normalize(direction.float(), dim=0)
-    return along / torch.linalg.vector_norm(tokens, dim=-1).clamp(min=1e-12)
+    lengths: Tensor = torch.linalg.vector_norm(tokens, dim=-1)
+    return along / lengths.clamp(min=1e-12)
 
 
 def discriminative_importance(
@@ -79,7 +80,8 @@ def attention_information(p: Tensor) -> Tensor:
 
     p: (V_T,), summing to 1 -> (V_T,). Positive exactly where p_i > 1 / V_T.
     """
-    return torch.special.xlogy(p, len(p) * p).clamp(min=0)
+    information: Tensor = torch.special.xlogy(p, len(p) * p)
+    return information.clamp(min=0)
 
 
 def min_max(x: Tensor) -> Tensor:

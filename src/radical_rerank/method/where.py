@@ -23,7 +23,7 @@ _TIE = 1e-9
 
 def keep_ratio(R: float, K: int) -> float:
     """keep(l_h) = R^(1/K): K equal steps that together keep R."""
-    return R ** (1 / K)
+    return float(R ** (1 / K))
 
 
 def keep_count(keep: float, alive: int) -> int:

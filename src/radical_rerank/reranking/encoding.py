@@ -20,7 +20,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -131,7 +131,7 @@ def data_uri(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _is_data_uri(document: Any) -> bool:
+def _is_data_uri(document: Any) -> TypeGuard[str]:
     return isinstance(document, str) and document[:5].lower() == "data:"
 
 

@@ -213,15 +213,15 @@ def _chat(tokenizer: Any, system: str, body: str) -> str:
         return system + body
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": body})
-    text = tokenizer.apply_chat_template(
+    text: str = tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
     )
     answer = text.rpartition(body)[2]
     if answer.rfind("<think>") > answer.rfind("</think>"):
-        # The first word would be a thought, and no identifier.
+        # The first word would be a thought, not an identifier.
         warnings.warn(
-            "the model's chat template makes it think before it answers; the thought is closed before it "
-            "begins, use a model that answers at once",
+            "the model's chat template makes it think before it answers; an empty thought is inserted. Use a "
+            "model that answers without thinking",
             stacklevel=2,
         )
         text = text.rstrip() + "\n\n</think>\n\n"
@@ -230,13 +230,13 @@ def _chat(tokenizer: Any, system: str, body: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Ids of the template's own text, which recurs in every prompt; special tokens are what they say."""
+    """Return the ids of the template's text, which recurs in every prompt. Special tokens are special."""
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
 
 
 def _encode_plain(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a user's text: what looks like a special token is just letters."""
-    return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    """Return the ids of a user's text. What looks like a special token is plain text."""
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
 
 def _begin_of_text(tokenizer: Any, text: str) -> list[int]:

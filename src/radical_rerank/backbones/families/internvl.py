@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -71,7 +71,10 @@ class InternVL:
     def _encode(self, base: Any, pixels: Sequence[Pixels], signals: bool) -> list[ImageFeatures]:
         values = torch.cat([p.values for p in pixels]).to(base.device)
         attention = base.vision_tower.encoder.layer[-1].attention
-        with watching(attention) if signals else nullcontext({}) as seen:
+        watch: AbstractContextManager[dict[str, Any]] = nullcontext({})
+        if signals:
+            watch = watching(attention)
+        with watch as seen:
             tiles = base.get_image_features(pixel_values=values, return_dict=True).pooler_output
         counts = [len(p.values) for p in pixels]
         found: list[VisionSignals | None] = [None] * len(pixels)

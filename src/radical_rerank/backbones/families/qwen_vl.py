@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -46,17 +46,21 @@ class QwenVL:
         least, most = self._pixels(processor, max_tokens)
         width, height = size
         limits = {"min_pixels": least, "max_pixels": most}
-        return processor.get_number_of_image_patches(height, width, limits) // processor.merge_size**2
+        patches = processor.get_number_of_image_patches(height, width, limits)
+        return int(patches // processor.merge_size**2)
 
     def _pixels(self, processor: Any, max_tokens: int) -> tuple[int, int]:
-        """The fewest and the most pixels that an image is scaled to."""
+        """Return the fewest and the most pixels that an image is scaled to."""
         per_token = (processor.patch_size * processor.merge_size) ** 2
         most = min(processor.size["longest_edge"], max_tokens * per_token)
         return min(processor.size["shortest_edge"], most), most
 
     def encode(self, base: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
         tower = base.visual
-        with watching(tower.blocks[-1].attn) if signals else nullcontext({}) as seen:
+        watch: AbstractContextManager[dict[str, Any]] = nullcontext({})
+        if signals:
+            watch = watching(tower.blocks[-1].attn)
+        with watch as seen:
             output = base.get_image_features(
                 torch.cat([p.values for p in pixels]).to(base.device),
                 torch.tensor([p.grid for p in pixels], device=base.device),

@@ -124,7 +124,16 @@ def test_calibrate_writes_a_profile_and_shows_the_schedule(folder: str, capsys, 
     lists.write_text(json.dumps(record) + "\n\n" + json.dumps(record) + "\n")
     out_file = tmp_path / "profile.json"
     code, out, err = run(
-        capsys, "calibrate", folder, "--lists", str(lists), "--out", str(out_file), "--json", "--num-stages", "2"
+        capsys,
+        "calibrate",
+        folder,
+        "--lists",
+        str(lists),
+        "--out",
+        str(out_file),
+        "--json",
+        "--num-stages",
+        "2",
     )
     assert code == 0
     assert "list 2 of 2" in err

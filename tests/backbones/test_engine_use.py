@@ -16,12 +16,12 @@ import torch
 from radical_rerank import Dense, RaDiCal
 from radical_rerank.backbones.model import text_model
 from radical_rerank.backbones.view import row_attention
-from tests.tiny import TINY_FAMILIES
 from radical_rerank.errors import LayoutError, ScoringError, UnsupportedModelError
 from radical_rerank.method import text_averaged
 from radical_rerank.pruning import Layout
 from tests.cases import PROFILE, Case, greedy, hooks_on, make_case, model_of, stack
 from tests.reference import Reference, radical_rule
+from tests.tiny import TINY_FAMILIES
 
 SHAPES = [(3, 4), (2, 2), (4, 3), (2, 5)]
 PRUNER = RaDiCal(keep=0.3, layers=(1, 4), profile=PROFILE)

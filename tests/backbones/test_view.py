@@ -9,12 +9,12 @@ import torch
 
 from radical_rerank.backbones.hooks import last_row_only
 from radical_rerank.backbones.model import text_model
-from tests.tiny import TINY_FAMILIES
 from radical_rerank.lab.bench.memory import PeakMemory
 from radical_rerank.method import normalized_entropy, text_averaged
 from radical_rerank.pruning import Dense, Pruner, RaDiCal, Random, Stage, StageView
 from radical_rerank.reranking.calibration import EntropyProbe
 from tests.cases import LAYERS, PROFILE, Case, greedy, hooks_on, make_case, model_of, stack
+from tests.tiny import TINY_FAMILIES
 
 
 @dataclass(kw_only=True)

@@ -22,7 +22,6 @@ from PIL import Image
 
 from radical_rerank import Dense, PromptTemplate, Query, RaDiCal, Reranker, calibrate
 from radical_rerank.backbones import Backbone
-from tests.tiny import TINY_FAMILIES
 from radical_rerank.errors import (
     CalibrationError,
     InputError,
@@ -34,6 +33,7 @@ from radical_rerank.method import macs
 from radical_rerank.pruning import Profile
 from radical_rerank.reranking.prompt import build_prompt
 from tests.cases import PROFILE, draw_list, hooks_on
+from tests.tiny import TINY_FAMILIES
 
 
 def pictures(seed: int, count: int) -> tuple[str, list[Image.Image]]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from radical_rerank.lab.bench.payloads import polyglot
 from radical_rerank.errors import InputError
+from radical_rerank.lab.bench.payloads import polyglot
 from radical_rerank.reranking import encoding as images
 from radical_rerank.reranking import load_image
 from radical_rerank.reranking.encoding import load_images
