@@ -30,7 +30,7 @@ def prefill(
     shape: Annotated[
         str, typer.Option(help="paper: 36 layers, 3,904 tokens; small: 12 layers, 1,000 tokens.")
     ] = "paper",
-    width: Annotated[int, typer.Option(min=128, help="Hidden size; the 4B has 2560.")] = 512,
+    width: Annotated[int, typer.Option(min=128, help="Hidden size; Qwen3-VL-4B has 2560.")] = 512,
     keep: Keeps = None,
     methods: Methods = None,
     rounds: Rounds = 5,
@@ -84,7 +84,9 @@ def end_to_end(
     shape: Annotated[
         str | None, typer.Option(help="paper: a random model of 36 layers, pictures of 180 tokens.")
     ] = None,
-    width: Annotated[int, typer.Option(min=128, help="Hidden size of --shape paper; the 4B has 2560.")] = 512,
+    width: Annotated[
+        int, typer.Option(min=128, help="Hidden size of --shape paper; Qwen3-VL-4B has 2560.")
+    ] = 512,
     counts: Annotated[
         list[int] | None, typer.Option(help=f"Candidates per list; by default {' '.join(map(str, COUNTS))}.")
     ] = None,

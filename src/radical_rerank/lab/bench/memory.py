@@ -9,10 +9,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_Reference: Any = StorageWeakRef
 
-
-class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PeakMemory(TorchDispatchMode):
     """A context that measures the memory of the tensors that are made inside it.
 
     `peak` is the largest number of bytes that were alive at once.
@@ -20,7 +18,7 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live: dict[int, tuple[Any, int]] = {}
+        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -32,6 +30,6 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in known:
                 storage = leaf.untyped_storage()
-                self.live[storage._cdata] = (_Reference(storage), storage.nbytes())
+                self.live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
         self.peak = max(self.peak, sum(size for _, size in self.live.values()))
         return result
