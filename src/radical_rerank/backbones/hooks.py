@@ -1,4 +1,4 @@
-"""Hooks on a model that act for whoever set them, and for nobody else."""
+"""Hooks on a model that act only for the thread and task that set them, and what is built on them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _entered: ContextVar[tuple[Hooks, ...]] = ContextVar("entered", default=())
 
 
 class Hooks:
-    """Forward pre-hooks that act only in the thread and asyncio task that entered. Leaving removes them.
+    """Forward pre-hooks that act only in the thread and asyncio task that entered. Exit removes them.
 
-    A model may be shared: another thread's pass through it runs as if the hooks were not there.
+    A model may be shared: another thread's forward pass runs as if there were no hooks.
 
-    `torch.compile` of a whole model records it once, with or without hooks, and does not look again. So while
-    hooks are in, the model's own forward runs uncompiled. Layers that were compiled one by one stay compiled.
+    `torch.compile` traces a whole model once, with or without hooks, and does not check again. So while hooks
+    are set, the model's own forward runs uncompiled. Layers that were compiled one by one stay compiled.
     """
 
     def __init__(self, *models: nn.Module, owner: object = None) -> None:
-        """models: those whose forward must see the hooks, the outermost first."""
+        """Prepare. models: those whose forward must see the hooks, the outermost first"""
         self.owner = owner
         self.elsewhere = 0
         """calls of hooked modules by other threads and tasks"""
@@ -41,10 +41,11 @@ class Hooks:
 
     @property
     def here(self) -> bool:
+        """Whether these hooks act in the current thread and task."""
         return self in _entered.get()
 
     def before(self, module: nn.Module, act: Before) -> None:
-        """`act` before every call of the module from here."""
+        """Call `act` before every call of the module, in this thread and task."""
 
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if self.here:
@@ -52,7 +53,7 @@ class Hooks:
             self.elsewhere += 1
             return None
 
-        # A layer that is compiled calls its hooks from inside: they are not to be recorded with it.
+        # A compiled layer calls its hooks from inside: they must not be traced with it.
         hook = torch.compiler.disable(hook)
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
@@ -65,7 +66,7 @@ class Hooks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Not by a token: a generator may leave in another context than it entered in.
+        # Not by a token: a generator may exit in another context than it entered in.
         _entered.set(tuple(hooks for hooks in _entered.get() if hooks is not self))
         for handle in self._handles:
             handle.remove()
@@ -75,7 +76,7 @@ class Hooks:
 
 
 def entered_for(owner: object) -> bool:
-    """Whether hooks of this owner are in, here."""
+    """Return whether hooks of this owner are set in this thread and task."""
     return any(hooks.owner is owner for hooks in _entered.get())
 
 
@@ -151,13 +152,13 @@ def stopping(
 
 
 class _Uncompiled:
-    """Modules whose forward must not be taken from torch.compile's cache, and for how many hooks each."""
+    """Modules whose forward must run uncompiled, with the number of hooks that need it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._uses: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
-        """what stood in the module's own `forward` before, where anything did"""
+        """the module's own `forward` attribute before, if it had one"""
 
     def add(self, module: nn.Module) -> None:
         with self._lock:

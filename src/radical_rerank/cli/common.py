@@ -25,14 +25,17 @@ log = logging.getLogger("radical_rerank")
 
 
 def missing_extra(error: ImportError, extra: str) -> InputError:
+    """Return an error that names the extra to install."""
     return InputError(f"this needs an extra ({error.name}): pip install 'radical-rerank[{extra}]'")
 
 
 def print_json(data: Any) -> None:
+    """Print data as JSON on stdout."""
     sys.stdout.write(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
 def print_table(heads: Sequence[str], lines: Iterable[Sequence[str]], title: str = "") -> None:
+    """Print a table on stdout."""
     table = Table(*heads, title=escape(title), title_justify="left")
     for line in lines:
         table.add_row(*map(escape, line))

@@ -83,8 +83,8 @@ def rank(
         str, typer.Option(help="A model id or a folder; by default the small model of scenes that ships.")
     ] = DEFAULT_MODEL,
     method: Annotated[str, typer.Option(help="A name from `radical methods`.")] = "radical",
-    keep: Annotated[float, typer.Option(help="The fraction of visual tokens that is kept.")] = 0.2,
-    top_k: Annotated[int | None, typer.Option(help="Show only the best so many.")] = None,
+    keep: Annotated[float, typer.Option(help="The fraction of visual tokens to keep.")] = 0.2,
+    top_k: Annotated[int | None, typer.Option(help="Show only the best K.")] = None,
     reference: Annotated[str | None, typer.Option(help="An image that the query changes.")] = None,
     scorer: Annotated[str, typer.Option(help="logits or generate.")] = "logits",
     template: Annotated[str | None, typer.Option(help="A prompt template, a JSON file.")] = None,
@@ -193,12 +193,12 @@ def methods(as_json: AsJson = False) -> None:
 
 @app.command()
 def demo(
-    out: Annotated[str, typer.Option(help="The folder of the page.")] = "demo",
+    out: Annotated[str, typer.Option(help="The folder to write the page to.")] = "demo",
     queries: Annotated[int, typer.Option(min=1, help="How many queries.")] = 8,
     size: Annotated[int, typer.Option(min=20, help="How many scenes the gallery has.")] = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """Search a gallery of generated scenes and rerank what is found, unpruned and pruned."""
+    """Search a gallery of generated scenes and rerank the results, dense and pruned."""
     from radical_rerank.embedded.scenes.demo import run_demo
 
     run_demo(Path(out), queries=queries, size=size, as_json=as_json)

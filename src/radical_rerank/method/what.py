@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-# Elements of the largest similarity block that `exact_uniqueness` holds at once.
+# Elements of the largest similarity block that `exact_uniqueness` keeps in memory.
 _BLOCK = 1 << 22
 
 
@@ -64,7 +64,7 @@ def discriminative_importance(
     """DTI(t) ∝ CCU(t) · QRel(t, q): fits the query *and* sets its candidate apart.
 
     tokens: (V, d), query: (d,), candidate_of: (V,) -> (V,), not yet normalised. signed: with the cosine
-    itself for QRel, so that tokens which do not fit are told apart as well.
+    itself for QRel, so that tokens that do not fit are ordered, too.
     """
     unique = uniqueness_of(tokens, candidate_of, exact=exact)
     return unique * query_relevance(tokens, query, signed=signed)

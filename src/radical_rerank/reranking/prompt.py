@@ -1,4 +1,4 @@
-"""The prompt of one list: a template (data), its token ids, and the layout that the engine needs."""
+"""The prompt of one list: its template (data), its token ids, and the layout that the engine needs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,20 @@ _IMAGE, _QUERY = "\ue000", "\ue001"
 class PromptTemplate:
     """The words of the prompt. `{image}`, `{id}`, `{query}`, `{count}`, `{first}` and `{last}` are filled in.
 
-    intro, reference, candidate (once per candidate) come before `ask`, which holds the query:
-    after all images, so that its rows have seen every candidate. `answer` follows the chat
-    template's generation prompt: what the model is made to have said before the first identifier.
+    The query comes after all images, so that its tokens have seen every candidate.
+
+    Args:
+        intro, reference, candidate: come first; `candidate` once per candidate
+        ask_logits, ask_generate: the question, with the query, for each scorer
+        ask_composed_logits, ask_composed_generate: the same for composed queries
+        answer: follows the chat template's generation prompt, as the start of the model's answer
+        system: the system message
+        window: how many candidates the model ranks well in one prompt
+
+    Example:
+        >>> template = PromptTemplate.load("qwen3_vl")
+        >>> template.candidate
+        '{id}: {image}\\n'
     """
 
     intro: str
@@ -48,7 +59,6 @@ class PromptTemplate:
     answer: str = ""
     system: str = ""
     window: int = len(IDENTIFIERS)
-    """how many candidates the model ranks well at once"""
 
     def __post_init__(self) -> None:
         for name, needed in (
@@ -65,14 +75,14 @@ class PromptTemplate:
 
     @classmethod
     def of(cls, backbone: Backbone) -> PromptTemplate:
-        """The model's own template, if its folder holds one, else its family's."""
+        """Return the model's own template, if its folder has one, else its family's."""
         folder = folder_of(backbone.name)
         own = folder / FILE_NAME if folder is not None else None
         return cls.load(own if own is not None and own.is_file() else backbone.model.config.model_type)
 
     @classmethod
     def load(cls, source: str | Path | dict[str, str]) -> PromptTemplate:
-        """From a dict, a JSON file, or the name of a model family whose template ships."""
+        """Load a template from a dict, a JSON file, or the name of a model family."""
         if not isinstance(source, dict):
             shipped = resources.files("radical_rerank.reranking") / "templates" / f"{source}.json"
             path = shipped if shipped.is_file() else Path(source)
@@ -106,7 +116,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids with every image's placeholder tokens in place, and where things are."""
+    """Token ids with every image's placeholder tokens, and where things are."""
 
     ids: list[int]
     layout: Layout
@@ -125,7 +135,7 @@ class Prompt:
 
 
 def query_tokens(backbone: Backbone, text: str) -> int:
-    """How many tokens a query has."""
+    """Return how many tokens a query has."""
     return len(_encode_plain(backbone.tokenizer, text.strip()))
 
 
@@ -240,7 +250,7 @@ def _encode_plain(tokenizer: Any, text: str) -> list[int]:
 
 
 def _begin_of_text(tokenizer: Any, text: str) -> list[int]:
-    """The token that this tokenizer puts before every text, unless the chat template wrote it."""
+    """Return the token that this tokenizer puts before every text, unless the chat template wrote it."""
     start = tokenizer.bos_token_id
     if start is None or text.startswith(tokenizer.bos_token) or tokenizer("A")["input_ids"][0] != start:
         return []
@@ -249,7 +259,7 @@ def _begin_of_text(tokenizer: Any, text: str) -> list[int]:
 
 @lru_cache(maxsize=64)
 def _identifier_ids(tokenizer: Any, tail: str) -> list[int]:
-    """For each letter, the single token that it is when written right after `tail`."""
+    """Return the single token of each letter when it follows `tail`."""
     plain = _encode(tokenizer, tail)
     ids: list[int] = []
     for letter in IDENTIFIERS:

@@ -21,7 +21,7 @@ MODELS = {
 """The paper's three"""
 
 
-class DualEncoder:
+class DualEncoder(Embedder):
     """SigLIP, SigLIP2, CLIP: a text and an image tower into one space; cosine."""
 
     def __init__(self, name: str, *, device: str | None = None, batch_size: int = 32) -> None:
@@ -72,8 +72,8 @@ def _vectors(output: Any) -> Tensor:
     return normalize(vectors.float(), dim=-1).cpu()
 
 
-class SentenceEmbedder:
-    """Embeds with a model of sentence-transformers: Jina v4, Qwen3-VL-Embedding, CLIP …; extra `[retrieval]`."""
+class SentenceEmbedder(Embedder):
+    """Embeds with a model of sentence-transformers: Jina v4, Qwen3-VL-Embedding … (extra `[retrieval]`)."""
 
     def __init__(self, name: str, *, device: str | None = None, batch_size: int = 16, **options: Any) -> None:
         try:

@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from radical_rerank.backbones.families.base import WHOLE, Block, ImageFeatures, Pixels
+from radical_rerank.backbones.families.base import WHOLE, Block, Family, ImageFeatures, Pixels
 from radical_rerank.backbones.hooks import watching
 from radical_rerank.backbones.view import rotate
 from radical_rerank.pruning import VisionSignals
 
 
 @dataclass
-class QwenVL:
+class QwenVL(Family):
     """Qwen3-VL and Qwen2.5-VL: images of any size, merged 2 × 2, M-RoPE; DeepStack on Qwen3-VL."""
 
     markup: ClassVar[tuple[str, str]] = ("<|vision_start|>", "<|vision_end|>")
@@ -67,9 +67,9 @@ class QwenVL:
                 return_dict=True,
             )
         levels = list(zip(*(getattr(output, "deepstack_features", None) or []), strict=True))
-        found = self._signals(tower, pixels, seen) if signals else [None] * len(pixels)
+        own_signals = self._signals(tower, pixels, seen) if signals else [None] * len(pixels)
         return [
-            ImageFeatures(tokens, tuple(levels[i]) if levels else (), p.grid, p.blocks, found[i])
+            ImageFeatures(tokens, tuple(levels[i]) if levels else (), p.grid, p.blocks, own_signals[i])
             for i, (tokens, p) in enumerate(zip(output.pooler_output, pixels, strict=True))
         ]
 
@@ -81,27 +81,27 @@ class QwenVL:
         qkv = attention.qkv(seen["hidden_states"]).unflatten(-1, (3, attention.num_heads, -1))
         q, k = (rotate(part.transpose(0, 1).float(), cos.float(), sin.float()) for part in qkv.unbind(1)[:2])
         group = tower.spatial_merge_size**2
-        found: list[VisionSignals | None] = []
+        own_signals: list[VisionSignals | None] = []
         start = 0
         for p in pixels:
             part = slice(start, start + math.prod(p.grid))
             start = part.stop
             received = _column_means(q[:, part], k[:, part], attention.scaling)
             keys = k[:, part].mean(dim=0)
-            found.append(
+            own_signals.append(
                 VisionSignals(received.view(-1, group).mean(-1), keys.unflatten(0, (-1, group)).mean(1))
             )
         if hasattr(tower, "fullatt_block_indexes"):  # Qwen2.5-VL's blocks see the tokens window by window
-            found = self._in_order(tower, pixels, found)
-        return found
+            own_signals = self._in_order(tower, pixels, own_signals)
+        return own_signals
 
     def _in_order(
-        self, tower: Any, pixels: Sequence[Pixels], found: list[VisionSignals | None]
+        self, tower: Any, pixels: Sequence[Pixels], own_signals: list[VisionSignals | None]
     ) -> list[VisionSignals | None]:
         from transformers.vision_utils import get_vision_window_index
 
         result: list[VisionSignals | None] = []
-        for p, signals in zip(pixels, found, strict=True):
+        for p, signals in zip(pixels, own_signals, strict=True):
             assert signals is not None
             windows, _ = get_vision_window_index(
                 torch.tensor([p.grid], device=signals.keys.device),
