@@ -1,11 +1,13 @@
-"""The benchmarks: that they measure what they say. Figures themselves are not tests."""
+"""The benchmarks measure what they say. Figures themselves are not tests."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from radical_rerank import Reranker
 from radical_rerank.backbones import DEFAULT_MODEL, Backbone
 from radical_rerank.errors import ScoringError
 from radical_rerank.lab.bench.end_to_end import EndToEnd, growth, paper_backbone, run_end_to_end
@@ -21,7 +24,6 @@ from radical_rerank.lab.bench.throughput import run_throughput
 from radical_rerank.lab.bench.timing import Ratio, StepTimes, Times, interleaved, lockstep, phases
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import build
-from radical_rerank.reranking import Reranker
 from tests.cases import PROFILE, draw_list
 
 SMALL = replace(SHAPES["small"](128), num_layers=5, candidates=4, rows=4, columns=5, text=60)
@@ -29,14 +31,14 @@ SMALL = replace(SHAPES["small"](128), num_layers=5, candidates=4, rows=4, column
 
 def test_rounds_are_interleaved_and_the_first_does_not_count() -> None:
     ran: list[str] = []
-    variants = {name: (lambda n=name: ran.append(n)) for name in "abc"}
+    variants = {name: partial(ran.append, name) for name in "abc"}
     seen: list[str] = []
 
-    def track(items, label):
+    def progress(items: Iterable[Any], label: str, *, total: int | None = None) -> Iterable[Any]:
         seen.append(label)
         return items
 
-    times = interleaved(variants, 3, track=track, label="here")
+    times = interleaved(variants, 3, progress=progress, label="here")
     assert "".join(ran) == "abcbcacababc"
     assert seen == ["here"]
     assert all(len(values) == 3 for values in times.seconds.values())
@@ -55,7 +57,7 @@ def test_in_lockstep_one_module_of_each_runs_in_turn() -> None:
             time.sleep(self.seconds)
 
     def variant(name: str, seconds: float, count: int) -> tuple[Any, list[nn.Module]]:
-        steps = [Step(f"{name}{i}", seconds) for i in range(count)]
+        steps: list[nn.Module] = [Step(f"{name}{i}", seconds) for i in range(count)]
         return lambda: [step() for step in steps], steps
 
     times = lockstep({"a": variant("a", 0.01, 3), "b": variant("b", 0.03, 2)}, 2)
@@ -87,6 +89,7 @@ def test_a_disturbed_step_does_not_count() -> None:
     assert times.ratio("a", "b").high == pytest.approx(11 / 6)
 
 
+@pytest.mark.slow
 def test_the_prompt_has_the_shape_it_says() -> None:
     shape = SHAPES["paper"](128)
     bench = Bench(replace(shape, num_layers=4))
@@ -95,6 +98,7 @@ def test_the_prompt_has_the_shape_it_says() -> None:
     assert [len(candidate) for candidate in bench.layout.candidates] == [180] * 20
 
 
+@pytest.mark.slow
 def test_a_stage_holds_a_twentieth_of_eager_attention_at_most() -> None:
     """At every stage of the paper's shape, also the late ones, whose matrix has become small."""
     bench = Bench(replace(SHAPES["paper"](512), num_layers=8))
@@ -113,14 +117,15 @@ def test_a_twin_shares_the_weights_and_not_the_hooks() -> None:
         assert not torch.equal(bench.forward(), expected)
 
 
+@pytest.mark.slow
 def test_prefill_counts_what_ran() -> None:
     methods = [("radical", 0.25), ("random", 0.25), ("fastv", 0.5), ("visionzip", 0.5)]
     result = run_prefill(SMALL, methods, rounds=1)
-    found = {m.method: m for m in result.methods}
-    assert found["radical"].visual_tokens_left == found["random"].visual_tokens_left
-    assert found["fastv"].visual_tokens_left == keep_count(0.5, 80)
-    assert found["radical"].over_random is not None
-    assert found["fastv"].over_random is None
+    results = {m.method: m for m in result.methods}
+    assert results["radical"].visual_tokens_left == results["random"].visual_tokens_left
+    assert results["fastv"].visual_tokens_left == keep_count(0.5, 80)
+    assert results["radical"].over_random is not None
+    assert results["fastv"].over_random is None
     for method in result.methods:
         assert method.predicted > 1
         assert min(method.seconds, method.speedup.median, method.efficiency.median) > 0
@@ -155,6 +160,7 @@ def test_phases_tell_prefill_from_decode(backbone: Backbone) -> None:
     assert 0 < len(spent["decode"]) <= 3
 
 
+@pytest.mark.slow
 def test_end_to_end_and_its_growth(backbone: Backbone) -> None:
     results = run_end_to_end(
         backbone, counts=(2, 4), scorers=("logits", "generate"), rounds=1, method="fastv"
@@ -173,6 +179,7 @@ def test_end_to_end_and_its_growth(backbone: Backbone) -> None:
     assert growth(square, "dense_cold") == pytest.approx(2)
 
 
+@pytest.mark.slow
 def test_the_papers_shape_end_to_end() -> None:
     backbone = paper_backbone(128)
     (result,) = run_end_to_end(backbone, counts=(2,), size=(480, 384), rounds=1)
@@ -198,6 +205,7 @@ def test_throughput(tiny_folders: dict[str, Path]) -> None:
     assert all(r.lists_per_second > 0 for r in results)
 
 
+@pytest.mark.slow
 def test_throughput_of_the_service() -> None:
     pytest.importorskip("fastapi", reason="the service is an extra")
     results = run_throughput(DEFAULT_MODEL, lists=2, candidates=3, batch_sizes=(2,), clients=(1, 2), rounds=2)

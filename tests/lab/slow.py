@@ -62,25 +62,25 @@ class SlowList:
     def contribution(self) -> list[float]:
         """Per candidate, the total variation between the answers with and without its tokens."""
         base = self._answer()
-        found = []
+        changes = []
         for candidate in self.prompt.layout.candidates:
             other = self._answer(candidate)
-            found.append(sum(abs(a - b) for a, b in zip(base, other, strict=True)) / 2)
-        return found
+            changes.append(sum(abs(a - b) for a, b in zip(base, other, strict=True)) / 2)
+        return changes
 
     def attention(self) -> list[list[float]]:
         """p of every layer: heads averaged, every text row renormalised over the visual tokens, averaged."""
         columns = [place for candidate in self.prompt.layout.candidates for place in candidate]
         rows = list(range(max(columns) + 1, len(self.prompt.ids)))
-        found = []
+        layers = []
         for weights in self._run().attentions:
             total = [0.0] * len(columns)
             for row in rows:
                 values = [float(weights[0, :, row, column].mean()) for column in columns]
                 for i, value in enumerate(values):
                     total[i] += value / sum(values) / len(rows)
-            found.append(total)
-        return found
+            layers.append(total)
+        return layers
 
     def h_norm(self) -> list[float]:
         return [-sum(x * math.log(x) for x in p) / math.log(len(p)) for p in self.attention()]
@@ -102,12 +102,12 @@ class SlowList:
 
     def means(self, values: Sequence[float]) -> list[float]:
         """Per candidate the mean over its tokens."""
-        found, start = [], 0
+        means, start = [], 0
         for candidate in self.prompt.layout.candidates:
             part = values[start : start + len(candidate)]
-            found.append(sum(part) / len(part))
+            means.append(sum(part) / len(part))
             start += len(candidate)
-        return found
+        return means
 
 
 def slow_spearman(a: Sequence[float], b: Sequence[float]) -> float:
