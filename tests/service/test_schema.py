@@ -23,7 +23,7 @@ from radical_rerank.lab.bench.service import listening
 from radical_rerank.pruning import METHODS
 from radical_rerank.service.app import create_app
 from radical_rerank.service.settings import Settings
-from tests.test_service import PICTURES, QUERY, uri
+from tests.service.helpers import PICTURES, QUERY, uri
 
 CASES = int(os.environ.get("RADICAL_SCHEMA_CASES", "12"))
 schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())

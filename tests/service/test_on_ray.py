@@ -14,11 +14,11 @@ pytest.importorskip("ray", reason="Ray is an extra")
 import httpx
 
 from radical_rerank import Reranker
-from radical_rerank.lab.bench.service import free_port
 from radical_rerank.errors import InputError
+from radical_rerank.lab.bench.service import free_port
 from radical_rerank.service.settings import Settings
 from tests.cases import draw_list
-from tests.test_service import PICTURES, QUERY, body, uri
+from tests.service.helpers import PICTURES, QUERY, body, uri
 
 
 @pytest.fixture(scope="module")

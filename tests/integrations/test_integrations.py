@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from radical_rerank import RaDiCal, Reranker
-from radical_rerank.backbones import Backbone
-from radical_rerank.lab.bench.service import listening
+from radical_rerank.backbones import DEFAULT_MODEL, Backbone
+from radical_rerank.embedded.scenes.datasets import scenes, scenes_composed, scenes_gallery
 from radical_rerank.errors import InputError
+from radical_rerank.lab.bench.service import listening
 from radical_rerank.lab.datasets import Dataset
 from radical_rerank.lab.metrics import measure
-from radical_rerank.embedded.scenes.datasets import scenes, scenes_composed, scenes_gallery
 from radical_rerank.reranking import Query, Ranking
 from tests.cases import PROFILE, draw_list
-from tests.test_service import encoded, plain, uri
+from tests.service.helpers import encoded, plain, uri
 
 QUERY, PICTURES = draw_list(3, 5)
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_mteb(reranker: Reranker, expected: Ranking) -> None:
 
     model = RadicalSearch(reranker=reranker)
     assert isinstance(model, SearchProtocol)
-    assert model.mteb_model_meta.name == "radical-rerank/embedded"
+    assert model.mteb_model_meta.name == f"radical-rerank/{DEFAULT_MODEL}"
     corpus = Dataset.from_dict({"id": [f"d{i}" for i in range(5)], "image": [encoded(p) for p in PICTURES]})
     queries = Dataset.from_dict({"id": ["q"], "text": [QUERY]})
     model.index(corpus, task_metadata=None, hf_split="test", hf_subset="default", encode_kwargs={})
@@ -186,7 +186,8 @@ def test_mteb_evaluates_its_tasks(reranker: Reranker, tmp_path: Path) -> None:
     mteb = pytest.importorskip("mteb", reason="an extra")
     from mteb.models.model_meta import ModelMeta
 
-    from radical_rerank.integrations.mteb import RadicalSearch, task_of
+    from radical_rerank.integrations.mteb import RadicalSearch
+    from radical_rerank.lab.mteb_task import task_of
 
     model = RadicalSearch(reranker=reranker)
 
@@ -225,7 +226,8 @@ def test_mteb_keeps_the_results_of_settings_apart(backbone: Backbone, tmp_path: 
     mteb = pytest.importorskip("mteb", reason="an extra")
     from mteb.cache import ResultCache
 
-    from radical_rerank.integrations.mteb import RadicalSearch, task_of
+    from radical_rerank.integrations.mteb import RadicalSearch
+    from radical_rerank.lab.mteb_task import task_of
 
     task, cache = task_of(scenes(lists=2, count=4)), ResultCache(tmp_path)
     ranked = []

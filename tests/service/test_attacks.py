@@ -25,28 +25,23 @@ from pydantic import ValidationError
 
 from radical_rerank import Query, Reranker
 from radical_rerank.backbones import Backbone
+from radical_rerank.cli import main
 from radical_rerank.lab.bench.attacks import HOST, Peak, all_attacks, children, host_known, hostile_host
 from radical_rerank.lab.bench.payloads import brackets, many_scans, numbers, picture, polyglot, request
 from radical_rerank.lab.bench.service import listening, resident
-from radical_rerank.cli import main
 from radical_rerank.reranking import Ranking
 from radical_rerank.service import readers as pool
 from radical_rerank.service.documents import SCANS
 from radical_rerank.service.errors import ServiceError
 from radical_rerank.service.fetch import SafeFetcher, is_public
 from radical_rerank.service.intake import Intake, Memory
-from radical_rerank.service.readers import Readers, Task
+from radical_rerank.service.readers import Readers, ReadTask
 from radical_rerank.service.reading import Incoming, Reading
 from radical_rerank.service.settings import Settings
-from radical_rerank.service.worker import Job, Work, Worker
-from tests.test_service import PICTURES, QUERY, body, serving, uri
+from radical_rerank.service.worker import RankJob, RankWorker, Work
+from tests.service.helpers import PICTURES, QUERY, body, serving, uri
 
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Backbone:
-    return Backbone.from_pretrained()
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +189,7 @@ def test_what_takes_too_much_memory_is_refused_and_the_reader_replaced() -> None
         wide = ('{"query": "\U0001f600' + "a" * 40_000_000 + '"}').encode()
 
         async def read(content: bytes) -> Any:
-            task = Task("a", time.monotonic() + 20, lambda asked, pixels: None)
+            task = ReadTask("a", time.monotonic() + 20, lambda asked, pixels: None)
             return await reader.request(bytearray(content), LIMITS, task)
 
         for _ in range(2):
@@ -217,7 +212,7 @@ def test_readers_are_small_and_end_with_the_service() -> None:
     pids = reader.pids
 
     async def read(number: int) -> Any:
-        task = Task("a", time.monotonic() + 20, lambda asked, pixels: None)
+        task = ReadTask("a", time.monotonic() + 20, lambda asked, pixels: None)
         return await reader.request(bytearray(request(picture(64, 64))), LIMITS, task)
 
     async def some() -> list[Any]:
@@ -432,7 +427,7 @@ def test_a_picture_that_takes_too_long_is_given_up_and_its_process_killed() -> N
         first = set(reader.pids)
 
         async def read(content: bytes) -> Any:
-            task = Task("a", time.monotonic() + 20, lambda asked, pixels: None)
+            task = ReadTask("a", time.monotonic() + 20, lambda asked, pixels: None)
             return await reader.request(bytearray(content), LIMITS, task)
 
         start = time.monotonic()
@@ -459,7 +454,7 @@ def test_heavy_pictures_never_take_the_last_process() -> None:
     order = []
 
     async def read(name: str, client: str, content: bytes) -> None:
-        task = Task(client, time.monotonic() + 30, lambda asked, pixels: None)
+        task = ReadTask(client, time.monotonic() + 30, lambda asked, pixels: None)
         await reader.request(bytearray(content), LIMITS, task)
         order.append(name)
 
@@ -483,7 +478,7 @@ def test_one_client_in_line_does_not_make_another_wait() -> None:
     content = request(picture(600, 600))
 
     async def read(client: str) -> None:
-        task = Task(client, time.monotonic() + 30, lambda asked, pixels: served.append(client))
+        task = ReadTask(client, time.monotonic() + 30, lambda asked, pixels: served.append(client))
         try:
             await reader.request(bytearray(content), LIMITS, task)
         except ServiceError as error:
@@ -561,11 +556,11 @@ class Failing:
         return [Ranking(()) for _ in lists]
 
 
-def jobs_of(worker: Worker, texts: list[str], images: Any = (), seconds: float = 10) -> list[Any]:
+def jobs_of(worker: RankWorker, texts: list[str], images: Any = (), seconds: float = 10) -> list[Any]:
     async def run() -> list[Any]:
         loop = asyncio.get_running_loop()
         work = [Work(Query(text), images, ("a", 1), time.monotonic() + seconds) for text in texts]
-        jobs = [Job(one, loop, loop.create_future()) for one in work]
+        jobs = [RankJob(one, loop, loop.create_future()) for one in work]
         for job in jobs:
             worker.submit(job)
         return await asyncio.gather(*(job.future for job in jobs), return_exceptions=True)
@@ -574,7 +569,7 @@ def jobs_of(worker: Worker, texts: list[str], images: Any = (), seconds: float =
 
 
 def test_a_batch_that_fails_for_any_reason_runs_again_one_by_one() -> None:
-    worker = Worker(Failing(), places=8, patience=100.0, max_batch=4)
+    worker = RankWorker(Failing(), places=8, patience=100.0, max_batch=4)
     worker.start()
     results = jobs_of(worker, ["first", "a", "bad", "b", "c"])
     worker.stop(5)
@@ -588,7 +583,7 @@ def test_the_ranker_stops_at_the_deadline(embedded: Backbone) -> None:
         layer.register_forward_pre_hook(lambda *_: time.sleep(0.1))
         for layer in embedded.model.model.language_model.layers
     ]
-    worker = Worker(lambda method, keep: reranker, places=8, patience=100.0, max_batch=1)
+    worker = RankWorker(lambda method, keep: reranker, places=8, patience=100.0, max_batch=1)
     worker.start()
     try:
         start = time.monotonic()
