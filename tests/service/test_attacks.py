@@ -31,7 +31,7 @@ from radical_rerank.lab.bench.payloads import brackets, many_scans, numbers, pic
 from radical_rerank.lab.bench.service import listening, resident
 from radical_rerank.reranking import Ranking
 from radical_rerank.service import readers as pool
-from radical_rerank.service.documents import SCANS
+from radical_rerank.service.documents import MAX_SCANS
 from radical_rerank.service.errors import ServiceError
 from radical_rerank.service.fetch import SafeFetcher, is_public
 from radical_rerank.service.intake import Intake, Memory
@@ -259,14 +259,14 @@ def test_a_body_has_a_time_limit(embedded: Backbone) -> None:
 
 @pytest.mark.parametrize("key", ["", "  ", "\t\n"])
 def test_an_empty_key_is_no_key(key: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    with pytest.raises(ValidationError, match="a key is empty"):
+    with pytest.raises(ValidationError, match="API key is empty"):
         Settings(api_keys=["good", key])
     with pytest.raises(SystemExit) as stop:
         main(["serve", "--port", "0", "--api-key", key])
     assert stop.value.code == 2
-    assert "a key is empty" in capsys.readouterr().err
+    assert "API key is empty" in capsys.readouterr().err
     monkeypatch.setenv("RADICAL_SERVE_API_KEYS", json.dumps([key]))
-    with pytest.raises(ValidationError, match="a key is empty"):
+    with pytest.raises(ValidationError, match="API key is empty"):
         Settings()
     monkeypatch.setenv("RADICAL_SERVE_API_KEYS", key)  # not even a list
     with pytest.raises(SystemExit) as stop:
@@ -280,7 +280,7 @@ def test_an_empty_key_is_no_key(key: str, monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_large_requests_leave_room_for_small_ones() -> None:
     memory = Memory(3200)
-    with memory.held() as first, memory.held() as second, memory.held() as small:
+    with memory.reservation() as first, memory.reservation() as second, memory.reservation() as small:
         first.grow(2000)
         with pytest.raises(ServiceError) as caught:
             second.grow(500)
@@ -302,7 +302,7 @@ def test_who_has_waited_longest_makes_way() -> None:
         released = asyncio.Event()
 
         async def wait(client: str, size: int) -> str:
-            with memory.held() as held:
+            with memory.reservation() as held:
 
                 async def work() -> str:
                     intake.grow(held, size)
@@ -340,7 +340,7 @@ def test_bytes_that_wait_make_way_for_a_small_request() -> None:
         late = ServiceError(408, "late", "late")
 
         async def hoard(size: int) -> None:
-            with memory.held() as held:
+            with memory.reservation() as held:
 
                 async def work() -> None:
                     intake.grow(held, size)
@@ -351,7 +351,7 @@ def test_bytes_that_wait_make_way_for_a_small_request() -> None:
         hoarders = [asyncio.create_task(hoard(100)) for _ in range(32)]
         await asyncio.sleep(0.05)
         assert memory.used == 3200
-        with memory.held() as held:
+        with memory.reservation() as held:
             intake.grow(held, 60)
             assert memory.used == 3160
         await asyncio.sleep(0.01)
@@ -371,7 +371,7 @@ def test_decoded_pixels_of_all_requests_together_are_bounded() -> None:
         async def chunks() -> AsyncIterator[bytes]:
             yield content
 
-        with reading.memory.held() as held:
+        with reading.memory.reservation() as held:
             incoming = Incoming("a", len(content), chunks(), time.monotonic() + 20)
             _, images = await reading.read(incoming, held)
             assert held.bytes == 4 * sum(image.width * image.height for image in images)
@@ -382,7 +382,7 @@ def test_decoded_pixels_of_all_requests_together_are_bounded() -> None:
     try:
         assert asyncio.run(read(big)) == [3000]
         assert reading.memory.used == 0
-        with reading.memory.held() as other:  # another request's pictures, as large as these
+        with reading.memory.reservation() as other:  # another request's pictures, as large as these
             other.grow(36_000_000)
             with pytest.raises(ServiceError) as caught:
                 asyncio.run(read(big))
@@ -417,7 +417,7 @@ def test_scans_are_counted_before_they_are_decoded(url: str) -> None:
     assert "document 0 has 2406 scans" in message
     assert time.monotonic() - start < 5
     assert post(url, request(many_scans(200, 200, 200)))[0] == 200  # many, of a small picture
-    assert SCANS >= 16
+    assert MAX_SCANS >= 16
 
 
 def test_a_picture_that_takes_too_long_is_given_up_and_its_process_killed() -> None:

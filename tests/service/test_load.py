@@ -34,7 +34,7 @@ def test_at_twice_its_load_the_accepted_keep_their_latency(
     monkeypatch.setattr(backends, "Rerankers", lambda backbone: slow)
     monkeypatch.setattr(backends, "warm_up", lambda reranker: slow.seconds)
     monkeypatch.setattr(
-        application, "_answer",
+        application, "_response",
         lambda asked, ranking, model: {
             "id": ranking[0].document, "model": "m", "usage": {"total_tokens": 0}, "results": [], "meta": {},
         },

@@ -155,10 +155,10 @@ def test_a_deadline_passes_in_the_line_and_a_gone_client_frees_its_place() -> No
         late = asyncio.create_task(asked(worker, "late", deadline=0.05))
         gone = asyncio.create_task(asked(worker, "gone"))
         await asyncio.sleep(0.01)
-        assert worker.inside == 3
+        assert worker.in_flight == 3
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
-        assert worker.inside == 2
+        assert worker.in_flight == 2
         with pytest.raises(ServiceError) as caught:
             await late
         assert caught.value.status == 504
