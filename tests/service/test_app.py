@@ -6,7 +6,7 @@ import base64
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -33,7 +33,7 @@ def url(embedded: Backbone) -> Iterator[str]:
 # Forms.
 
 
-FORMS = {
+FORMS: dict[str, Callable[[Image.Image], Any]] = {
     "jina, data URI": lambda image: {"image": uri(image)},
     "jina, base64": lambda image: {"image": plain(image)},
     "cohere": uri,
@@ -56,10 +56,11 @@ def test_every_form_gives_the_librarys_ranking(
     assert sum(scores) == pytest.approx(1, abs=1e-3)
     assert set(data) == {"id", "model", "usage", "results", "meta"}
     assert set(data["results"][0]) == {"index", "relevance_score"}
+    assert expected.report is not None
     assert data["usage"]["total_tokens"] == expected.report.tokens
 
 
-def test_top_n_documents_and_pruning_are_given_when_asked_for(client: TestClient, expected: Ranking) -> None:
+def test_top_n_documents_and_pruning_are_returned_on_request(client: TestClient, expected: Ranking) -> None:
     answer = client.post(
         "/v1/rerank", json=body(top_n=2, return_documents=True, return_pruning=True, keep=0.5, method="fastv")
     ).json()
@@ -87,6 +88,7 @@ def test_a_composed_query_has_a_reference(client: TestClient, embedded: Backbone
         assert [result["index"] for result in answer["results"]] == expected.order
 
 
+@pytest.mark.slow
 def test_coheres_own_client(url: str, expected: Ranking) -> None:
     cohere = pytest.importorskip("cohere", reason="the client of another service")
     client = cohere.ClientV2(api_key="none", base_url=url)
@@ -154,7 +156,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_no_picture_is_refused_by_name(client: TestClient, kind: str) -> None:
+def test_what_is_not_an_image_is_refused_by_name(client: TestClient, kind: str) -> None:
     document, code = REFUSED[kind]
     for form in (document, {"image": document}):
         answer = client.post("/v1/rerank", json={"query": QUERY, "documents": [uri(PICTURES[0]), form]})
@@ -192,6 +194,7 @@ def test_bad_fields_are_named(client: TestClient, wrong: dict[str, Any]) -> None
     assert any(word in problem["message"] for word in (*wrong, "method", "document", "such"))
 
 
+@pytest.mark.slow
 def test_limits(embedded: Backbone) -> None:
     with serving(
         embedded, max_documents=3, max_body=40_000, max_pixels=20_000, max_total_pixels=50_000, patience=9.0
@@ -223,7 +226,8 @@ def test_security_headers_are_on_every_answer(client: TestClient) -> None:
     assert client.get("/rerank").json()["error"]["code"] == "method_not_allowed"
 
 
-def test_other_origins_may_call_only_where_allowed(embedded: Backbone) -> None:
+@pytest.mark.slow
+def test_other_origins_may_call_only_if_allowed(embedded: Backbone) -> None:
     asked = {"Origin": "https://shop.example", "Access-Control-Request-Method": "POST"}
     with serving(embedded, cors_origins=["https://shop.example"]) as client:
         assert client.options("/rerank", headers=asked).headers["access-control-allow-origin"]
@@ -231,6 +235,7 @@ def test_other_origins_may_call_only_where_allowed(embedded: Backbone) -> None:
         assert "access-control-allow-origin" not in other.headers
 
 
+@pytest.mark.slow
 def test_keys(embedded: Backbone) -> None:
     with serving(embedded, api_keys=["first", "sécond"], patience=9.0) as client:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "first"}):
@@ -239,12 +244,13 @@ def test_keys(embedded: Backbone) -> None:
             assert answer.headers["www-authenticate"] == "Bearer"
             assert client.get("/v1/models", headers=headers).status_code == 401
         for key in ("first", "sécond"):
-            good = {"Authorization": f"Bearer {key}".encode()}
+            good = [(b"Authorization", f"Bearer {key}".encode())]
             assert client.post("/rerank", json=body(2), headers=good).status_code == 200
         assert client.get("/healthz").status_code == 200
 
 
-def test_an_unexpected_error_tells_nothing_of_the_server(
+@pytest.mark.slow
+def test_an_unexpected_error_reveals_nothing_about_the_server(
     embedded: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(embedded, patience=9.0) as client:
@@ -259,15 +265,16 @@ def test_an_unexpected_error_tells_nothing_of_the_server(
         monkeypatch.setattr(application, "_read", lambda *a: 1 / 0)
         other = client.post("/rerank", json=body(2))
         assert other.status_code == 500
-        for found in (answer, other):
-            assert "secret" not in found.text
-            assert "Error" not in found.text
+        for response in (answer, other):
+            assert "secret" not in response.text
+            assert "Error" not in response.text
         monkeypatch.undo()
         assert client.post("/rerank", json=body(2)).status_code == 200
 
 
-def test_broken_pictures_never_break_the_service(client: TestClient) -> None:
-    """1,000 of them: truncated, flipped, wrong type, huge header sizes, zero bytes."""
+@pytest.mark.slow
+def test_broken_images_never_break_the_service(client: TestClient) -> None:
+    """1,000 broken images: truncated, flipped bytes, wrong type, huge sizes in the header, zero bytes."""
     draw = random.Random(0)
     good = {
         kind: encoded(PICTURES[0].resize((64, 48)), kind) for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -293,6 +300,6 @@ def test_broken_pictures_never_break_the_service(client: TestClient) -> None:
         answer = client.post("/rerank", json={"query": QUERY, "documents": [document, "not one"]})
         assert 400 <= answer.status_code < 500, (way, answer.text)
         if answer.json()["error"]["message"].startswith("document 1"):
-            served += 1  # a flipped byte may leave a picture that can be read
+            served += 1  # an image with a flipped byte may still be readable
     assert served < 400
     assert client.post("/rerank", json=body()).status_code == 200

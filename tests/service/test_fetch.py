@@ -74,7 +74,7 @@ class _Site(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """good.example answers here; inner.example has a private address, as a name under attack would."""
+    """A local server called good.example, and a host inner.example with a private address."""
     server = HTTPServer(("127.0.0.1", 0), _Site)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     port = server.server_address[1]
@@ -135,6 +135,7 @@ def test_allowed_urls_are_fetched_and_no_others(site: int) -> None:
         get(loop)
 
 
+@pytest.mark.slow
 def test_a_request_may_name_an_allowed_url(embedded: Backbone, site: int, expected: Ranking) -> None:
     with serving(embedded, allowed_hosts=["good.example"], patience=9.0) as client:
         documents = [f"http://good.example:{site}/picture.png", *(uri(image) for image in PICTURES[1:])]

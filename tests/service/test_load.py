@@ -26,10 +26,11 @@ from tests.cases import draw_list
 from tests.service.helpers import QUERY, Slow, uri
 
 
+@pytest.mark.slow
 def test_at_twice_its_load_the_accepted_keep_their_latency(
     embedded: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Open loop against a real server whose model takes a known time; every answer is the asker's own."""
+    """Open loop, on a real server whose model takes a known time. Each response must match its request."""
     slow = Slow(0.08)
     monkeypatch.setattr(backends, "Rerankers", lambda backbone: slow)
     monkeypatch.setattr(backends, "warm_up", lambda reranker: slow.seconds)
@@ -60,12 +61,13 @@ def test_at_twice_its_load_the_accepted_keep_their_latency(
             for i in range(150):
                 futures.append(pool.submit(ask, f"query {i}"))
                 time.sleep(draw.expovariate(2 / slow.seconds))
-            found = [future.result() for future in futures]
-    accepted = sorted(spent for status, spent in found if status == 200)
+            results = [future.result() for future in futures]
+    accepted = sorted(spent for status, spent in results if status == 200)
     assert 30 <= len(accepted) <= 110
     assert accepted[int(0.95 * len(accepted))] < 2 * alone
 
 
+@pytest.mark.slow
 def test_memory_stays_flat(client: TestClient) -> None:
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("needs /proc")
@@ -82,6 +84,7 @@ def test_memory_stays_flat(client: TestClient) -> None:
     assert resident() - before < 25
 
 
+@pytest.mark.slow
 def test_sigterm_lets_running_requests_end() -> None:
     with running(DEFAULT_MODEL, within=90, patience=9) as (url, process):
         query, images = draw_list(5, 40)

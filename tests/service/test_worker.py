@@ -42,11 +42,11 @@ async def asked(
             ranking = await job.future
         finally:
             worker.forget(job)
-        return ranking[0].document
+        return str(ranking[0].document)
 
 
 def test_one_thread_loads_and_ranks() -> None:
-    """Else two OpenMP pools share the cores, and each ranking takes half as long again."""
+    """Two OpenMP pools on the same cores would make each ranking 50% slower."""
     threads = []
 
     class Noted(Slow):
@@ -73,7 +73,7 @@ def test_one_thread_loads_and_ranks() -> None:
         worker_of(Slow(0.0), prepare=fail)
 
 
-def test_everyone_gets_their_own_answer_and_kinds_run_together() -> None:
+def test_each_request_gets_its_own_ranking_and_lists_of_a_kind_run_together() -> None:
     slow = Slow(0.02)
     worker = worker_of(slow)
 
@@ -91,7 +91,7 @@ def test_everyone_gets_their_own_answer_and_kinds_run_together() -> None:
     assert not worker.alive
 
 
-def test_a_full_line_is_refused_at_once() -> None:
+def test_a_full_queue_refuses_immediately() -> None:
     worker = worker_of(Slow(0.3), places=2, max_batch=1)
 
     async def three() -> list[Any]:
@@ -120,16 +120,16 @@ def test_heavy_requests_never_keep_light_ones_out() -> None:
             await asked(worker, "heavy too", images=large)
         light = asyncio.create_task(asked(worker, "light"))
         await asyncio.sleep(0.02)
-        for images in ([], large):  # the light one that waits is in the way of both kinds
+        for images in ([], large):  # both would wait for the light one
             with pytest.raises(ServiceError):
                 await asked(worker, "late", images=images)
-        return await asyncio.gather(heavy, light)
+        return list(await asyncio.gather(heavy, light))
 
     assert asyncio.run(both()) == ["heavy", "light"]
     worker.stop(5)
 
 
-def test_impatience_lets_in_only_who_need_not_wait() -> None:
+def test_patience_limits_the_wait() -> None:
     worker = worker_of(Slow(0.3), patience=0.5, max_batch=1)
 
     async def later() -> list[str]:
@@ -145,7 +145,7 @@ def test_impatience_lets_in_only_who_need_not_wait() -> None:
     worker.stop(5)
 
 
-def test_a_deadline_passes_in_the_line_and_a_gone_client_frees_its_place() -> None:
+def test_a_deadline_can_pass_in_the_queue_and_a_disconnected_client_frees_its_place() -> None:
     slow = Slow(0.2)
     worker = worker_of(slow, max_batch=1)
 
@@ -169,7 +169,7 @@ def test_a_deadline_passes_in_the_line_and_a_gone_client_frees_its_place() -> No
     worker.stop(5)
 
 
-def test_stopping_finishes_what_is_inside() -> None:
+def test_stopping_finishes_requests_in_flight() -> None:
     worker = worker_of(Slow(0.1), max_batch=1)
 
     async def run() -> list[Any]:

@@ -14,6 +14,8 @@ DEFAULT_KEEP = 0.2
 DEFAULT_QUEUE = 32
 DEFAULT_PATIENCE = 0.7
 DEFAULT_DEADLINE = 60.0
+DEFAULT_UPSCALE_DELAY = 10.0
+DEFAULT_DOWNSCALE_DELAY = 300.0
 
 
 def missing_extra(error: ImportError, extra: str) -> ImportError:

@@ -33,7 +33,7 @@ def too_late() -> ServiceError:
 
 
 def shutting_down() -> ServiceError:
-    """Return the 503 of a request that comes after the service was told to stop."""
+    """Return the 503 of a request that arrives while the service stops."""
     return ServiceError(503, "shutting_down", "the service is shutting down", {"Retry-After": "5"})
 
 

@@ -17,7 +17,13 @@ from typing import Any
 
 from radical_rerank.errors import InputError
 from radical_rerank.reranking import Ranking
-from radical_rerank.service import DEFAULT_HOST, DEFAULT_PORT, missing_extra
+from radical_rerank.service import (
+    DEFAULT_DOWNSCALE_DELAY,
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    DEFAULT_UPSCALE_DELAY,
+    missing_extra,
+)
 from radical_rerank.service.app import create_app
 from radical_rerank.service.backend import IsDisconnected, Local
 from radical_rerank.service.errors import ServiceError, overloaded, ranking_failed, too_late
@@ -29,8 +35,6 @@ MAX_ATTEMPTS = 3
 """replicas that are tried for one request"""
 TARGET_LOAD = 0.7
 """requests in flight per replica, on average, above which another replica is added"""
-DEFAULT_UPSCALE_DELAY = 10.0
-DEFAULT_DOWNSCALE_DELAY = 300.0
 
 
 class Ranker:

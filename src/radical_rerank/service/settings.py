@@ -38,40 +38,40 @@ class Settings(BaseSettings):
 
     model: str = DEFAULT_MODEL
     method: str = DEFAULT_METHOD
-    keep: float = Field(DEFAULT_KEEP, gt=0, le=1)
+    keep: float = Field(default=DEFAULT_KEEP, gt=0, le=1)
     device: str | None = None
     dtype: str | None = None
 
-    queue: int = Field(DEFAULT_QUEUE, ge=1)
+    queue: int = Field(default=DEFAULT_QUEUE, ge=1)
     """requests in flight, running or waiting; the next one gets 429"""
-    patience: float = Field(DEFAULT_PATIENCE, ge=0)
+    patience: float = Field(default=DEFAULT_PATIENCE, ge=0)
     """how long a request may wait for the model, in units of one ranking's time; if it would wait longer, it
     gets 429 immediately. Small values keep latency low, large values absorb bursts"""
-    deadline: float = Field(DEFAULT_DEADLINE, gt=0)
+    deadline: float = Field(default=DEFAULT_DEADLINE, gt=0)
     """seconds until a waiting or running request gets 504"""
-    max_batch: int = Field(4, ge=1)
+    max_batch: int = Field(default=4, ge=1)
     """requests that run through the model together"""
 
-    max_body: int = Field(64 << 20, ge=1024)
-    body_timeout: float = Field(30.0, gt=0)
+    max_body: int = Field(default=64 << 20, ge=1024)
+    body_timeout: float = Field(default=30.0, gt=0)
     """seconds until the whole body must have arrived"""
-    max_documents: int = Field(200, ge=1)
-    max_query_tokens: int = Field(512, ge=1)
-    max_pixels: int = Field(32_000_000, ge=1)
+    max_documents: int = Field(default=200, ge=1)
+    max_query_tokens: int = Field(default=512, ge=1)
+    max_pixels: int = Field(default=32_000_000, ge=1)
     """of one image"""
-    max_total_pixels: int = Field(45_000_000, ge=1)
+    max_total_pixels: int = Field(default=45_000_000, ge=1)
     """of all images of a request"""
     max_memory: int = 320 << 20
     """what all requests together may hold: bodies, fetched files, decoded pixels (4 bytes each). The last
     quarter is reserved for small requests"""
-    max_reading: int = Field(128, ge=1)
+    max_reading: int = Field(default=128, ge=1)
     """requests that wait for bytes at the same time; if there are more, one of those that have waited longest
     gets 429"""
-    readers: int = Field(2, ge=2)
+    readers: int = Field(default=2, ge=2)
     """processes that parse requests and decode images; one is reserved for light requests"""
     reader_memory: int = 448 << 20
     """address space of each such process"""
-    read_timeout: float = Field(10.0, gt=0)
+    read_timeout: float = Field(default=10.0, gt=0)
     """seconds until a request must be parsed and its images decoded"""
 
     api_keys: list[str] = []
@@ -80,9 +80,9 @@ class Settings(BaseSettings):
     trusted_hosts: list[str] = []
     """host names under which clients may call the service; any by default"""
     cors_origins: list[str] = []
-    fetch_timeout: float = Field(10.0, gt=0)
+    fetch_timeout: float = Field(default=10.0, gt=0)
     """seconds per URL, including redirects"""
-    fetch_max_bytes: int = Field(20 << 20, ge=1024)
+    fetch_max_bytes: int = Field(default=20 << 20, ge=1024)
 
     @field_validator("api_keys")
     @classmethod
