@@ -74,6 +74,7 @@ def test_langchain(reranker: Reranker, expected: Ranking, paths: list[str]) -> N
         compressor.compress_documents([by_path[0], Document("no picture")], QUERY)
 
 
+@pytest.mark.slow
 def test_llamaindex(reranker: Reranker, expected: Ranking, paths: list[str]) -> None:
     pytest.importorskip("llama_index.core", reason="an extra")
     from llama_index.core.schema import ImageNode, NodeWithScore, QueryBundle, TextNode
@@ -150,6 +151,7 @@ def test_cross_encoder(reranker: Reranker, expected: Ranking, paths: list[str]) 
     assert model.predict((QUERY, PICTURES[0])) == 1.0
 
 
+@pytest.mark.slow
 def test_mteb(reranker: Reranker, expected: Ranking) -> None:
     pytest.importorskip("mteb", reason="an extra")
     from datasets import Dataset
@@ -181,6 +183,7 @@ class Alphabet:
         return {query["id"]: {name: 1 / (1 + i) for i, name in enumerate(self.names)} for query in queries}
 
 
+@pytest.mark.slow
 def test_mteb_evaluates_its_tasks(reranker: Reranker, tmp_path: Path) -> None:
     """Its own evaluation of lists, composed lists and of the candidates of a first stage equals ours."""
     mteb = pytest.importorskip("mteb", reason="an extra")
@@ -222,6 +225,7 @@ def test_mteb_evaluates_its_tasks(reranker: Reranker, tmp_path: Path) -> None:
     assert after["mrr_at_10"] > before["mrr_at_10"]
 
 
+@pytest.mark.slow
 def test_mteb_keeps_the_results_of_settings_apart(
     backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +256,7 @@ def test_mteb_keeps_the_results_of_settings_apart(
         assert settings != model.mteb_model_meta.experiment_kwargs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: Any
@@ -264,6 +269,7 @@ def test_examples_run(
     assert len(capsys.readouterr().out.splitlines()) >= (1 if path.stem == "lmms_eval_model" else 3)
 
 
+@pytest.mark.slow
 def test_lmms_eval(backbone: Backbone, tmp_path: Path) -> None:
     pytest.importorskip("lmms_eval.api.model", reason="a large extra: make test-all")
     from lmms_eval.api.instance import Instance

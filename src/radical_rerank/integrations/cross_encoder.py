@@ -24,9 +24,9 @@ class ImageCrossEncoder:
         >>> query, images = generated_list(0, candidates=5)
         >>> model = ImageCrossEncoder(keep=0.2)
         >>> [hit["corpus_id"] for hit in model.rank(query, images, top_k=1)]
-        [0]
+        [2]
         >>> int(model.predict([(query, image) for image in images]).argmax())
-        0
+        2
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class RadicalCompressor(BaseDocumentCompressor):
         >>> documents = [Document(f"scene {i}", metadata={"image": image}) for i, image in enumerate(images)]
         >>> compressor = RadicalCompressor(reranker=Reranker(keep=0.2), top_n=1)
         >>> [document.page_content for document in compressor.compress_documents(documents, query)]
-        ['scene 0']
+        ['scene 2']
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -33,7 +33,7 @@ class RadicalPostprocessor(BaseNodePostprocessor):
         >>> given = [NodeWithScore(node=node) for node in nodes]
         >>> postprocessor = RadicalPostprocessor(reranker=Reranker(keep=0.2), top_n=1)
         >>> [node.node.node_id for node in postprocessor.postprocess_nodes(given, query_str=query)]
-        ['scene 0']
+        ['scene 2']
     """
 
     reranker: Reranker

@@ -37,7 +37,7 @@ class RadicalSearch:
         >>> search.index(Dataset.from_dict({"id": names, "image": images}))
         >>> scores = search.search([{"id": "q", "text": query}], top_k=5, top_ranked={"q": names})["q"]
         >>> max(scores, key=scores.get)
-        'scene 0'
+        'scene 2'
     """
 
     def __init__(

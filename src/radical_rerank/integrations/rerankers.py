@@ -33,7 +33,7 @@ class RadicalRanker(BaseRanker):  # type: ignore[misc, unused-ignore]
         >>> query, images = generated_list(0, candidates=5)
         >>> ranker = RadicalRanker(keep=0.2)
         >>> ranker.rank(query, [data_uri(image) for image in images]).top_k(1)[0].doc_id
-        0
+        2
     """
 
     ranking_type = "listwise"
