@@ -156,6 +156,7 @@ def _rerank_routes(settings: Settings, backend: Backend, reading: Reading, metri
     """
 
     async def rerank(request: Request) -> RerankResponse:
+        """Rank images for a query."""
         started = time.monotonic()
         incoming = _incoming(settings, request, started + settings.deadline)
         _check_ready(backend)
@@ -252,20 +253,24 @@ def _status_routes(settings: Settings, backend: Backend, metrics: Metrics) -> AP
 
     @router.get("/healthz")
     async def healthz() -> dict[str, str]:
+        """Tell that the process is alive."""
         return {"status": "ok"}
 
     @router.get("/readyz", responses={503: {"model": ErrorResponse}})
     async def readyz() -> dict[str, str]:
+        """Tell whether the model is loaded; 503 if not."""
         _check_ready(backend)
         return {"status": "ready"}
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def read_metrics() -> Response:
+        """Return the metrics for Prometheus."""
         metrics.in_flight.set(backend.in_flight)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @router.get("/v1/models", responses={401: {"model": ErrorResponse}})
     async def models(request: Request) -> dict[str, Any]:
+        """List the model of this service."""
         _check_key(settings, request)
         own = {"id": settings.shown_model, "object": "model", "owned_by": "radical-rerank"}
         return {"object": "list", "data": [own]}
