@@ -13,13 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from radical_rerank.backbones import Backbone
+from radical_rerank.backbones import DEFAULT_MODEL, Backbone
+from radical_rerank.errors import ScoringError
 from radical_rerank.lab.bench.end_to_end import EndToEnd, growth, paper_backbone, run_end_to_end
 from radical_rerank.lab.bench.prefill import SHAPES, Bench, run_prefill
 from radical_rerank.lab.bench.throughput import run_throughput
 from radical_rerank.lab.bench.timing import Ratio, StepTimes, Times, interleaved, lockstep, phases
-from radical_rerank.errors import ScoringError
-from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import build
 from radical_rerank.reranking import Reranker

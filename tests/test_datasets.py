@@ -11,11 +11,11 @@ from PIL import Image
 
 from radical_rerank import Dense, Reranker
 from radical_rerank.backbones import Backbone
-from radical_rerank.lab.datasets import Lazy
 from radical_rerank.embedded.scenes.datasets import scenes, scenes_composed, scenes_gallery, scenes_questions
+from radical_rerank.embedded.scenes.gallery import make_gallery
+from radical_rerank.lab.datasets import Lazy
 from radical_rerank.lab.page import Row, Section, write_page
 from radical_rerank.retrieval import nearest
-from radical_rerank.embedded.scenes.gallery import make_gallery
 from tests.cases import draw_list
 
 

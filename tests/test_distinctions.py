@@ -13,7 +13,6 @@ from PIL import Image
 
 from radical_rerank import RaDiCal, Random, Reranker
 from radical_rerank.backbones import Backbone
-from tests.tiny import TINY_FAMILIES
 from radical_rerank.lab.datasets import Dataset, Task
 from radical_rerank.lab.records import Cell
 from radical_rerank.lab.runner import Runner
@@ -22,6 +21,7 @@ from radical_rerank.reranking import Ranking
 from radical_rerank.reranking.encoding import VisionCache
 from radical_rerank.reranking.prompt import PromptTemplate
 from tests.cases import PROFILE, draw_list, greedy, make_case, model_of, stack
+from tests.tiny import TINY_FAMILIES
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)

@@ -16,15 +16,14 @@ import torch
 from PIL import Image
 
 from radical_rerank import Profile, RaDiCal, Reranker
-from radical_rerank.backbones import Backbone
+from radical_rerank.backbones import DEFAULT_MODEL, Backbone
 from radical_rerank.cli import main
-from radical_rerank.errors import OutOfWorldWarning
 from radical_rerank.embedded.scenes.datasets import scenes, scenes_composed
-from radical_rerank.backbones import DEFAULT_MODEL
-from radical_rerank.retrieval import SceneEmbedder
+from radical_rerank.embedded.scenes.figures import Card, question_accuracy, ranking_quality, signals
 from radical_rerank.embedded.scenes.lists import make_list
 from radical_rerank.embedded.scenes.world import COLOURS, SHAPES
-from radical_rerank.embedded.scenes.figures import Card, question_accuracy, ranking_quality, signals
+from radical_rerank.errors import OutOfWorldWarning
+from radical_rerank.retrieval import SceneEmbedder
 
 FOLDER = model_folder(DEFAULT_MODEL)
 

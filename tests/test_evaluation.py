@@ -19,19 +19,19 @@ from PIL import Image
 from radical_rerank import Reranker
 from radical_rerank.backbones import Backbone
 from radical_rerank.cli import main, spread
-from radical_rerank.lab.diagnosis import diagnose, spearman, z_score
 from radical_rerank.errors import InputError
 from radical_rerank.lab.caption_sets import fashioniq, flickr8k, karpathy
+from radical_rerank.lab.catalog import open_dataset, pools_of
 from radical_rerank.lab.datasets import Dataset, Task
+from radical_rerank.lab.diagnosis import diagnose, spearman, z_score
 from radical_rerank.lab.experiments.definitions import EXPERIMENTS, Experiment, compared, run_experiment
 from radical_rerank.lab.metrics import bootstrap, jaccard, measure, paired_test, rbo
-from radical_rerank.lab.catalog import open_dataset, pools_of
+from radical_rerank.lab.overlay import overlay
 from radical_rerank.lab.records import Cell, Records, provenance
 from radical_rerank.lab.runner import Runner
+from radical_rerank.lab.tables import published, summarize, write_tables
 from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
 from radical_rerank.pruning import Profile, build
-from radical_rerank.lab.overlay import overlay
-from radical_rerank.lab.tables import published, summarize, write_tables
 from radical_rerank.reranking.prompt import PromptTemplate
 from radical_rerank.retrieval.pools import read_run, write_run
 from tests.cases import draw_list, keep_profile

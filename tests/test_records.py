@@ -19,21 +19,21 @@ import torch
 from PIL import Image
 
 from radical_rerank.backbones import Backbone
-from tests.tiny import write_tiny
 from radical_rerank.cli import main
 from radical_rerank.errors import InputError, ScoringError
 from radical_rerank.lab import catalog as opening
 from radical_rerank.lab.caption_sets import flickr8k, karpathy
+from radical_rerank.lab.catalog import open_dataset, pools_of
 from radical_rerank.lab.datasets import Dataset, Task
 from radical_rerank.lab.experiments.definitions import ADAPTIVE, EXPERIMENTS, seeded
 from radical_rerank.lab.metrics import SEEDS
-from radical_rerank.lab.catalog import open_dataset, pools_of
 from radical_rerank.lab.records import Cell, Records, RunFolder, digest_of
 from radical_rerank.lab.runner import Runner, work_of
-from radical_rerank.pruning import Profile
 from radical_rerank.lab.tables import facts_of, summarize
+from radical_rerank.pruning import Profile
 from radical_rerank.reranking.prompt import PromptTemplate
 from tests.cases import PROFILE, draw_list
+from tests.tiny import write_tiny
 
 WORDS = ("A dog .", "A car .", "A cat .", "A cow .")
 

@@ -15,6 +15,15 @@ from hypothesis import strategies as st
 from radical_rerank.embedded.scenes import drawing
 from radical_rerank.embedded.scenes.drawing import SPLITS, Scene, render
 from radical_rerank.embedded.scenes.lists import make_composed, make_list, make_questions
+from radical_rerank.embedded.scenes.training.batches import (
+    WORDS,
+    Packed,
+    collate,
+    encode_images,
+    label_cells,
+    patchify,
+    shown_by,
+)
 from radical_rerank.embedded.scenes.world import (
     COLOURS,
     PLACES,
@@ -24,15 +33,6 @@ from radical_rerank.embedded.scenes.world import (
     Phrase,
     Thing,
     stands,
-)
-from radical_rerank.embedded.scenes.training.batches import (
-    WORDS,
-    Packed,
-    collate,
-    encode_images,
-    label_cells,
-    patchify,
-    shown_by,
 )
 
 slots = st.tuples(st.integers(0, 3), st.integers(0, 3))
@@ -350,8 +350,8 @@ def test_training_resumes_to_the_same_state(tmp_path) -> None:
     import json
 
     from radical_rerank import Reranker
-    from radical_rerank.errors import InputError
     from radical_rerank.embedded.scenes.training.run import Training, train
+    from radical_rerank.errors import InputError
 
     whole = train(tmp_path / "whole", small_plan(), save_every=4)
     kills = {3, 7, 9}
@@ -389,8 +389,8 @@ def test_training_resumes_to_the_same_state(tmp_path) -> None:
 
 def test_a_longer_plan_goes_on_where_a_shorter_one_stopped(tmp_path) -> None:
     """If it would have done the same so far, and only then."""
-    from radical_rerank.errors import InputError
     from radical_rerank.embedded.scenes.training.run import Phase, Training, train
+    from radical_rerank.errors import InputError
 
     first = Phase(4, 3, 2, 1, 0.3, extras=2)
     short = small_plan(phases=(first,), fade_from=0.9, fade_to=0.95)

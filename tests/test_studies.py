@@ -12,12 +12,12 @@ import pytest
 from radical_rerank.backbones import Backbone
 from radical_rerank.cli import main
 from radical_rerank.lab.experiments.definitions import ADAPTIVE
+from radical_rerank.lab.experiments.run import command_of, run_study
 from radical_rerank.lab.metrics import MEASURES, SEEDS
 from radical_rerank.lab.records import Records
 from radical_rerank.lab.runner import Runner
-from radical_rerank.pruning import Random, build
-from radical_rerank.lab.experiments.run import command_of, run_study
 from radical_rerank.lab.tables import summarize, write_tables
+from radical_rerank.pruning import Random, build
 from tests.cases import PROFILE
 
 

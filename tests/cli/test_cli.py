@@ -54,7 +54,7 @@ def test_rank_prints_a_table_or_json(folder: str, images: list[str], capsys) -> 
     data = json.loads(out)
     assert code == 0
     assert [r["rank"] for r in data["results"]] == [1, 2]
-    assert all(images[r["index"]] == r["image"] for r in data["results"])
+    assert all(images[r["index"]] == r["document"] for r in data["results"])
     assert data["pruning"][0]["keep"] == 0.3
     assert data["pruning"][0]["stages"][0]["alpha"] is not None
 
@@ -92,7 +92,7 @@ def test_unreadable_images_can_be_skipped(folder: str, images: list[str], capsys
         (["--keep", "2"], "keep must lie in (0, 1]"),
         (["--model", "/none"], "there is no folder /none"),
         (["--scorer", "guess"], "scorer must be one of"),
-        (["--top-k", "0"], "top_k must be at least 1"),
+        (["--top-k", "0"], "top_k must be a whole number of at least 1"),
         (["--reference", "/none.png"], "/none.png does not exist"),
         (["/none.png"], "/none.png does not exist"),
         (["--dtype", "float3"], "unknown dtype"),
@@ -124,7 +124,16 @@ def test_calibrate_writes_a_profile_and_shows_the_schedule(folder: str, capsys, 
     lists.write_text(json.dumps(record) + "\n\n" + json.dumps(record) + "\n")
     out_file = tmp_path / "profile.json"
     code, out, err = run(
-        capsys, "calibrate", folder, "--lists", str(lists), "--out", str(out_file), "--json", "--stages", "2"
+        capsys,
+        "calibrate",
+        folder,
+        "--lists",
+        str(lists),
+        "--out",
+        str(out_file),
+        "--json",
+        "--num-stages",
+        "2",
     )
     assert code == 0
     assert "list 2 of 2" in err

@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from radical_rerank.lab.bench.models import bench_tokenizer as tiny_tokenizer
 from radical_rerank.errors import InputError
+from radical_rerank.lab.bench.models import bench_tokenizer as tiny_tokenizer
 from radical_rerank.retrieval import DualEncoder, SentenceEmbedder, embedder_of, nearest, search
 
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radical_rerank import Dense, RaDiCal, Random
-from tests.tiny import TINY_FAMILIES
 from radical_rerank.errors import LayoutError, UnsupportedModelError
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import Layout, Pruner, Stage, StageView
 from radical_rerank.reranking.calibration import EntropyProbe
 from tests.cases import LAYERS, PROFILE, greedy, hooks_on, make_case, model_of, stack
 from tests.reference import Reference, last_row_rule, radical_rule
+from tests.tiny import TINY_FAMILIES
 
 SHAPES = [(3, 4), (2, 2), (4, 3), (2, 5)]
 INTERN = [(1, 1), (2, 1), (1, 1)]
@@ -331,7 +331,7 @@ def test_misuse_is_told_plainly() -> None:
         step = {"input_ids": torch.tensor([[7]]), "past_key_values": cache}
         with pytest.raises(LayoutError, match="did not run inside"), pruner.on(model, case.layout):
             model(**step)
-    with pytest.raises(LayoutError, match="layer 8 of 8"):
+    with pytest.raises(LayoutError, match="layer 8: the model has 8 layers"):
         RaDiCal(keep=0.2, layers=(8,), alpha=0.5).on(model, case.layout)
 
 

@@ -16,12 +16,12 @@ import torch
 from radical_rerank import Dense, RaDiCal
 from radical_rerank.backbones.model import text_model
 from radical_rerank.backbones.view import row_attention
-from tests.tiny import TINY_FAMILIES
 from radical_rerank.errors import LayoutError, ScoringError, UnsupportedModelError
 from radical_rerank.method import text_averaged
 from radical_rerank.pruning import Layout
 from tests.cases import PROFILE, Case, greedy, hooks_on, make_case, model_of, stack
 from tests.reference import Reference, radical_rule
+from tests.tiny import TINY_FAMILIES
 
 SHAPES = [(3, 4), (2, 2), (4, 3), (2, 5)]
 PRUNER = RaDiCal(keep=0.3, layers=(1, 4), profile=PROFILE)
@@ -170,7 +170,7 @@ def test_two_layouts_that_were_swapped_are_refused() -> None:
         with PRUNER.on(model, layouts):
             model(**stack(cases))
         with (
-            pytest.raises(LayoutError, match="not of prompt 0: at position 9"),
+            pytest.raises(LayoutError, match="not describe prompt 0: at position 9"),
             PRUNER.on(model, layouts[::-1]),
         ):
             model(**stack(cases))
@@ -221,7 +221,7 @@ def test_attention_that_is_not_finite_is_an_error() -> None:
     with torch.no_grad():
         text_model(model).layers[4].self_attn.k_proj.weight[0, 0] = torch.nan
         broken = PRUNER.on(model, case.layout)
-        with pytest.raises(ScoringError, match="layer 4 gives attention that is not finite"), broken:
+        with pytest.raises(ScoringError, match="attention of layer 4 is not finite"), broken:
             model(**case.inputs)
     assert hooks_on(model) == before
 

@@ -12,11 +12,11 @@ from PIL import Image
 
 from radical_rerank import RaDiCal, Reranker
 from radical_rerank.backbones import Backbone
-from tests.tiny import tiny_model
 from radical_rerank.pruning import Profile
 from radical_rerank.reranking.prompt import IDENTIFIERS, build_prompt
+from tests.tiny import tiny_model
 
-PUBLISHED = Path(__file__).parents[2] / "shared" / "qwen3-vl-4b"
+PUBLISHED = Path(__file__).parents[3] / "shared" / "qwen3-vl-4b"
 
 pytestmark = pytest.mark.skipif(
     not PUBLISHED.is_dir(), reason=f"the published files of Qwen3-VL-4B are not at {PUBLISHED}"

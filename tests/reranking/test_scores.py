@@ -12,24 +12,30 @@ from hypothesis import strategies as st
 
 from radical_rerank.backbones import ImageFeatures
 from radical_rerank.errors import ScoringError
+from radical_rerank.pruning import Layout
 from radical_rerank.reranking.encoding import VisionCache
 from radical_rerank.reranking.permutation import (
     Permutation,
-    identifier_scores,
     parse_permutation,
     permutation_scores,
 )
+from radical_rerank.reranking.prompt import Prompt
 from radical_rerank.reranking.windows import rank_in_windows
+
+
+def scores_of(logits: torch.Tensor, identifiers: list[int]) -> list[float]:
+    layout = Layout(4, (range(1),), (1,))
+    return Prompt([0] * 4, layout, identifiers).scores(logits).scores
 
 
 def test_scores_are_log_probabilities_among_the_identifiers() -> None:
     logits = torch.tensor([9.0, 1.0, 2.0, 0.0])
-    scores = identifier_scores(logits, [1, 3])
+    scores = scores_of(logits, [1, 3])
     assert scores == pytest.approx([math.log(math.e / (math.e + 1)), math.log(1 / (math.e + 1))])
     for bad in (math.nan, math.inf):
         with pytest.raises(ScoringError, match="not finite"):
-            identifier_scores(torch.tensor([0.0, bad]), [0, 1])
-    identifier_scores(torch.tensor([0.0, 1.0, math.nan]), [0, 1])  # what is not asked for does not matter
+            scores_of(torch.tensor([0.0, bad]), [0, 1])
+    scores_of(torch.tensor([0.0, 1.0, math.nan]), [0, 1])  # what is not asked for does not matter
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,7 @@ def test_permutations_are_parsed_and_every_repair_is_counted(text: str, expected
 
 @pytest.mark.parametrize("text", ["", "no idea", "x > y", "AB > CA", "<think>B > A > C", "1 > 2 > 3"])
 def test_text_without_identifiers_is_an_error_not_an_order(text: str) -> None:
-    with pytest.raises(ScoringError, match="no identifier of A to C"):
+    with pytest.raises(ScoringError, match="none of the identifiers A to C"):
         parse_permutation(text, "ABC")
 
 

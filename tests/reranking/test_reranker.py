@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from radical_rerank import Dense, PromptTemplate, Query, RaDiCal, Reranker, calibrate
-from radical_rerank.backbones import Backbone, stopping
-from tests.tiny import TINY_FAMILIES
+from radical_rerank.backbones import Backbone
 from radical_rerank.errors import (
     CalibrationError,
     InputError,
@@ -34,6 +33,7 @@ from radical_rerank.method import macs
 from radical_rerank.pruning import Profile
 from radical_rerank.reranking.prompt import build_prompt
 from tests.cases import PROFILE, draw_list, hooks_on
+from tests.tiny import TINY_FAMILIES
 
 
 def pictures(seed: int, count: int) -> tuple[str, list[Image.Image]]:
@@ -223,7 +223,7 @@ def test_the_model_may_write_the_order(
     shares = [1, 1 / 2, 1 / 3, 1 / 4]
     assert [r.probability for r in ranking] == pytest.approx([share / sum(shares) for share in shares])
     monkeypatch.setattr(backbone, "write", lambda inputs, limit: ["nothing of use"])
-    with pytest.raises(ScoringError, match="no identifier"):
+    with pytest.raises(ScoringError, match="none of the identifiers"):
         reranker.rank(query, images)
 
 
@@ -294,22 +294,24 @@ def test_a_dense_report_saves_nothing(backbone: Backbone) -> None:
 # Calibration.
 
 
-def test_a_profile_is_measured_once_said_and_kept(backbone: Backbone, private_cache: Path) -> None:
-    said: list[str] = []
+def test_a_profile_is_measured_once_logged_and_kept(
+    backbone: Backbone, private_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="radical_rerank")
     query, images = pictures(12, 4)
-    reranker = Reranker(backbone, "radical", say=said.append)
+    reranker = Reranker(backbone, "radical")
     assert reranker.profile is None
     ranking = reranker.rank(query, images)
-    assert said[0].startswith("no trust profile of")
-    assert any("list 8 of 8" in line for line in said)
+    assert caplog.messages[0].startswith("no trust profile of")
+    assert any("list 8 of 8" in line for line in caplog.messages)
     path = Profile.cache_path(backbone.identity)
     assert private_cache in path.parents
     assert path.is_file()
     assert reranker.profile == Profile.load(path)
-    other = Reranker(backbone, "radical", say=said.append)
-    count = len(said)
+    other = Reranker(backbone, "radical")
+    count = len(caplog.messages)
     assert other.rank(query, images).order == ranking.order
-    assert len(said) == count
+    assert len(caplog.messages) == count
 
 
 def test_calibration_on_own_lists_is_the_mean_over_lists(backbone: Backbone) -> None:
@@ -344,7 +346,7 @@ def test_a_model_of_broken_weights_is_not_calibrated(tiny_folders, private_cache
     backbone = Backbone.from_pretrained(tiny_folders["qwen3_vl"])
     with torch.no_grad():
         backbone.model.model.language_model.layers[2].self_attn.q_proj.weight[:] = torch.nan
-    with pytest.raises(CalibrationError, match="cannot be calibrated: layer 2 gives attention"):
+    with pytest.raises(CalibrationError, match="cannot be calibrated: the attention of layer 2"):
         Reranker(backbone, "radical").rank(*pictures(13, 3))
     assert not list(private_cache.rglob("*.json"))
 
@@ -398,7 +400,7 @@ def test_options_out_of_range_are_refused(backbone: Backbone) -> None:
         ({"window": 10, "stride": 10}, "stride"),
         ({"max_image_tokens": 0}, "max_image_tokens"),
         ({"temperature": 1}, "method 'radical'.*temperature"),
-        ({"method": Dense(), "keep": 0.5}, "belong to the Pruner"),
+        ({"method": Dense(), "keep": 0.5}, "in the Pruner that you pass"),
     ):
         with pytest.raises(InputError, match=message):
             Reranker(backbone, **options)
@@ -612,7 +614,7 @@ def test_one_document_is_no_list(reranker: Reranker, documents: object) -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, 2.0, "3", True])
 def test_counts_are_whole_numbers(reranker: Reranker, value: object) -> None:
     for name in ("top_k", "batch_size"):
-        with pytest.raises(InputError, match=f"{name} must be at least 1 and a whole number"):
+        with pytest.raises(InputError, match=f"{name} must be a whole number of at least 1"):
             reranker.rank_many([], **{name: value})  # type: ignore[arg-type]
     assert len(reranker.rank(*pictures(1, 3), top_k=np.int64(2))) == 2  # type: ignore[arg-type]
 
@@ -762,7 +764,7 @@ def test_a_ranking_stops_between_any_two_layers(family: str, backbones: dict[str
 def test_a_stopped_thread_stops_no_other(backbone: Backbone) -> None:
     query, images = pictures(1, 3)
     reranker = Reranker(backbone, "dense")
-    with stopping(backbone.model, lambda: True), ThreadPoolExecutor(1) as pool:
+    with backbone.stopping(lambda: True), ThreadPoolExecutor(1) as pool:
         assert len(pool.submit(reranker.rank, query, images).result()) == 3
         with pytest.raises(StoppedError):
             reranker.rank(query, images)

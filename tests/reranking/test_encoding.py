@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from radical_rerank.lab.bench.payloads import polyglot
 from radical_rerank.errors import InputError
-from radical_rerank.reranking import images, load_image
+from radical_rerank.lab.bench.payloads import polyglot
+from radical_rerank.reranking import encoding as images
+from radical_rerank.reranking import load_image
 from radical_rerank.reranking.encoding import load_images
 
 
@@ -123,7 +124,7 @@ def test_an_animation_shows_its_first_frame() -> None:
         (np.zeros((0, 2)), "shape"),
         (np.full((2, 2), np.nan), "outside"),
         (np.full((2, 2), 300), "outside"),
-        (np.array([["a", "b"]]), "no image"),
+        (np.array([["a", "b"]]), "not an image"),
         (17, "int"),
         (None, "NoneType"),
     ],
@@ -156,7 +157,7 @@ def test_many_are_loaded_as_one_by_one(tmp_path: Path) -> None:
     lazy = Image.open(tmp_path / "a.png")
     documents = [
         lazy,
-        b"no image",
+        b"not an image",
         tmp_path / "a.png",
         lazy,
         tmp_path / "missing.png",
