@@ -1,4 +1,4 @@
-"""The service on a local Ray: two replicas, one of which dies while requests run."""
+"""The service on a local Ray cluster: two replicas, one of which dies while requests run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from radical_rerank.errors import InputError
 from radical_rerank.lab.bench.service import free_port
 from radical_rerank.service.settings import Settings
 from tests.cases import draw_list
-from tests.test_service import PICTURES, QUERY, body, uri
+from tests.service.helpers import PICTURES, QUERY, body, uri
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def url() -> Iterator[str]:
 
 
 def rankers() -> list[str]:
-    """The replicas that live, by the names of their actors."""
+    """The actor names of the running replicas."""
     import ray
 
     return [a["name"] for a in ray.util.list_named_actors(all_namespaces=True) if "Ranker" in a["name"]]
@@ -46,8 +48,8 @@ def rankers() -> list[str]:
 def replicas(*states: str) -> int:
     from ray import serve
 
-    found = serve.status().applications["radical"].deployments["Ranker"].replica_states
-    return sum(found.get(state, 0) for state in states)
+    counts = serve.status().applications["radical"].deployments["Ranker"].replica_states
+    return sum(counts.get(state, 0) for state in states)
 
 
 def ask(url: str) -> httpx.Response:
@@ -105,7 +107,7 @@ def test_no_request_is_lost_with_a_replica(url: str) -> None:
     assert len(lost) < 9
 
 
-def test_fewer_than_it_starts_with_is_refused() -> None:
+def test_max_replicas_must_be_at_least_replicas() -> None:
     from radical_rerank.service.on_ray import deploy
 
     with pytest.raises(InputError, match="max_replicas"):

@@ -1,4 +1,4 @@
-"""Schemathesis against our own OpenAPI: no 5xx, no answer that the schema does not know.
+"""Schemathesis against our own OpenAPI schema: no 5xx, no response that the schema does not describe.
 
 RADICAL_SCHEMA_CASES sets the number of cases per operation; `make fuzz` runs 2,000 in all.
 """
@@ -23,10 +23,12 @@ from radical_rerank.lab.bench.service import listening
 from radical_rerank.pruning import METHODS
 from radical_rerank.service.app import create_app
 from radical_rerank.service.settings import Settings
-from tests.test_service import PICTURES, QUERY, uri
+from tests.service.helpers import PICTURES, QUERY, uri
 
 CASES = int(os.environ.get("RADICAL_SCHEMA_CASES", "12"))
 schema = schemathesis.openapi.from_dict(create_app(Settings()).openapi())
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +37,8 @@ def url() -> Iterator[str]:
         yield url
 
 
-# That a string is a picture cannot be said in a schema: such requests are well-formed and refused.
-# And a drawn case that was meant to be wrong is mended where it is given pictures.
+# A schema cannot say that a string is an image, so valid requests may be refused. And an invalid case may
+# become valid when it is given images.
 NEGATIVE = [check for check in CHECKS.get_all() if check.__name__ == "negative_data_rejection"]
 NOT_ASKED = [check for check in CHECKS.get_all() if check.__name__ == "positive_data_acceptance"]
 limited = settings(
@@ -52,8 +54,8 @@ def test_every_case_is_answered_as_the_schema_says(case: Any, url: str) -> None:
 
 @schema.include(path="/v1/rerank").parametrize()
 @limited
-def test_so_are_cases_that_show_pictures(case: Any, url: str) -> None:
-    """The fields around them as drawn, so that rankings run too."""
+def test_so_is_every_case_with_images(case: Any, url: str) -> None:
+    """With real images, so that rankings run too; the other fields are generated."""
     if isinstance(case.body, dict):
         case.body["documents"] = [uri(image) for image in PICTURES[:2]]
         case.body["query"] = str(case.body.get("query") or QUERY)

@@ -24,25 +24,27 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 
+pytestmark = pytest.mark.slow
+
 
 def chromium() -> str | None:
-    """The system's browser, or the one that Playwright has installed (`make browser` sees to one of them)."""
+    """The system's browser, or Playwright's own. `make browser` installs one of them."""
     for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     with sync_playwright() as driver:
-        path = driver.chromium.executable_path
-    return path if os.path.exists(path) else None
+        own = driver.chromium.executable_path
+    return own if os.path.exists(own) else None
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     path = chromium()
     if path is None:
-        tell = "there is no Chromium here: run `make browser`"
+        message = "Chromium is not installed: run `make browser`"
         if os.environ.get("CI") == "true":
-            pytest.fail(tell)
-        pytest.skip(tell)
+            pytest.fail(message)
+        pytest.skip(message)
     with sync_playwright() as driver:
         # Playwright gives each launch an empty profile of its own.
         browser = driver.chromium.launch(executable_path=path, headless=True, args=FLAGS)
@@ -79,7 +81,7 @@ def rank_sample(page: Any) -> None:
 
 def test_rank_the_sample_gallery_and_move_through_the_stages(page: Any) -> None:
     rank_sample(page)
-    expect(page.locator("#status")).to_contain_text("12 pictures ranked")
+    expect(page.locator("#status")).to_contain_text("12 images ranked")
     assert page.locator("#pruned canvas").count() == 12
     assert page.locator("#dense canvas").count() == 12
     assert "%" in page.locator("#facts").inner_text()
@@ -100,12 +102,12 @@ def test_rank_the_sample_gallery_and_move_through_the_stages(page: Any) -> None:
     page.keyboard.press("ArrowRight")
     first = [int(value) for value in alive()]
     assert sum(first) > sum(int(value) for value in last)
-    # Nothing sticks out to the side.
+    # No horizontal scrolling.
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert page.locator("#plot svg").count() == 1
 
 
-def test_a_bad_file_and_a_lone_picture_are_told_to_the_person(page: Any, tmp_path: Path) -> None:
+def test_a_bad_file_and_a_single_image_show_an_error(page: Any, tmp_path: Path) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no picture")
     page.locator("#files").set_input_files(str(bad))
@@ -113,10 +115,10 @@ def test_a_bad_file_and_a_lone_picture_are_told_to_the_person(page: Any, tmp_pat
     assert page.locator("#status.error").count() == 1
     page.locator("#query").fill("a red star")
     page.get_by_role("button", name="Rank", exact=True).click()
-    expect(page.locator("#status")).to_contain_text("two pictures")
+    expect(page.locator("#status")).to_contain_text("two images")
 
 
-def test_every_bad_file_of_several_is_told_to_the_person(page: Any, tmp_path: Path) -> None:
+def test_every_bad_file_of_several_shows_an_error(page: Any, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("first.png", "good.png", "second.png", "last.png")]
     for path in paths:
         path.write_bytes(b"no picture")
@@ -125,11 +127,11 @@ def test_every_bad_file_of_several_is_told_to_the_person(page: Any, tmp_path: Pa
     page.locator("#files").set_input_files([str(path) for path in paths])
     expect(page.locator("#pictures img")).to_have_count(2)
     expect(page.locator("#status.error")).to_have_text(
-        "2 pictures; first.png is not a picture; second.png is not a picture"
+        "2 images; first.png is not an image; second.png is not an image"
     )
 
 
-def test_what_the_service_refuses_is_told_to_the_person(page: Any) -> None:
+def test_an_error_of_the_service_is_shown(page: Any) -> None:
     page.get_by_role("button", name="Sample gallery").click()
     expect(page.locator("#pictures img")).to_have_count(12)
     page.evaluate("document.getElementById('query').required = false")
@@ -139,7 +141,7 @@ def test_what_the_service_refuses_is_told_to_the_person(page: Any) -> None:
     assert "query" in page.locator("#status").inner_text()
 
 
-def test_pictures_are_removed_one_by_one(page: Any) -> None:
+def test_images_are_removed_one_by_one(page: Any) -> None:
     rank_sample(page)
     page.get_by_role("button", name="Remove scene 3", exact=True).focus()
     page.keyboard.press("Enter")
@@ -150,16 +152,16 @@ def test_pictures_are_removed_one_by_one(page: Any) -> None:
     expect(page.locator("#pruned canvas")).to_have_count(11)
 
 
-def test_everybody_can_use_it(page: Any) -> None:
+def test_accessibility(page: Any) -> None:
     """axe: names, roles, contrast, landmarks, before and after a ranking."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is for tests").Axe()
     for prepare in (lambda page: page.wait_for_selector("#plot svg"), rank_sample):
         prepare(page)
-        found = axe.run(page)
-        assert found.violations_count == 0, found.generate_report()
+        report = axe.run(page)
+        assert report.violations_count == 0, report.generate_report()
 
 
-def test_a_locked_service_asks_for_its_key(browser: Any) -> None:
+def test_a_service_with_keys_asks_for_one(browser: Any) -> None:
     with listening(Backbone.from_pretrained(), api_keys=["sesame"]) as url:
         page = browser.new_page()
         page.goto(url)

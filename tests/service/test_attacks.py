@@ -1,4 +1,4 @@
-"""The worst that one client can send, and what others notice of it. `radical bench attacks` measures more."""
+"""The worst that one client can send, and its effect on others. `radical bench attacks` measures more."""
 
 from __future__ import annotations
 
@@ -31,22 +31,19 @@ from radical_rerank.lab.bench.payloads import brackets, many_scans, numbers, pic
 from radical_rerank.lab.bench.service import listening, resident
 from radical_rerank.reranking import Ranking
 from radical_rerank.service import readers as pool
-from radical_rerank.service.documents import SCANS
+from radical_rerank.service.documents import MAX_SCANS
 from radical_rerank.service.errors import ServiceError
 from radical_rerank.service.fetch import SafeFetcher, is_public
 from radical_rerank.service.intake import Intake, Memory
-from radical_rerank.service.readers import Readers, Task
+from radical_rerank.service.readers import Readers, ReadTask
 from radical_rerank.service.reading import Incoming, Reading
 from radical_rerank.service.settings import Settings
-from radical_rerank.service.worker import Job, Work, Worker
-from tests.test_service import PICTURES, QUERY, body, serving, uri
+from radical_rerank.service.worker import RankJob, RankWorker, Work
+from tests.service.helpers import PICTURES, QUERY, body, serving, uri
+
+pytestmark = pytest.mark.slow
 
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Backbone:
-    return Backbone.from_pretrained()
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +79,7 @@ def post(url: str, content: bytes) -> tuple[int, str, str]:
     return answer.status_code, problem.get("code", ""), problem.get("message", "")
 
 
-# Each attack, and a good client beside it.
+# Each attack, with a good client at the same time.
 
 ANSWERS = {
     "numbers for documents, 6 MB": {422},
@@ -110,7 +107,7 @@ def test_a_good_client_hardly_notices(name: str, url: str, port: int, normal: fl
             if running.done():
                 break
         assert running.result() in ANSWERS[name]
-    # The best of a few: other programs of this machine are not the attack's fault.
+    # The best of a few: other programs on this machine also take time.
     assert min(good(url) for _ in range(4)) <= 2 * normal
 
 
@@ -122,11 +119,11 @@ def test_the_benchmark_of_attacks(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["bench", "attacks", "--seconds", "1", "--only", "201 x 1", "--json"])
     assert stop.value.code == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["good"] == found["asked"] >= 12
-    assert set(found["statuses"]) == {"422"}
-    assert found["p95"] > 0 < found["unloaded"]
-    assert found["megabytes"] < 600
+    (result,) = json.loads(capsys.readouterr().out)
+    assert result["good"] == result["asked"] >= 12
+    assert set(result["statuses"]) == {"422"}
+    assert result["p95"] > 0 < result["unloaded"]
+    assert result["megabytes"] < 600
     with pytest.raises(SystemExit) as stop:
         main(["bench", "attacks", "--only", "no such attack"])
     assert stop.value.code == 2
@@ -154,8 +151,8 @@ def test_a_million_numbers_are_one_error_and_block_nobody(url: str) -> None:
             (numbers(20_000), "too_many_documents"),
             (numbers(2_000_000), "invalid_request"),
         ):
-            status, found, message = post(url, content)
-            assert (status, found) == (422, code)
+            status, given, message = post(url, content)
+            assert (status, given) == (422, code)
             assert len(message) < 200
     finally:
         stop.set()
@@ -194,15 +191,15 @@ def test_what_takes_too_much_memory_is_refused_and_the_reader_replaced() -> None
         wide = ('{"query": "\U0001f600' + "a" * 40_000_000 + '"}').encode()
 
         async def read(content: bytes) -> Any:
-            task = Task("a", time.monotonic() + 20, lambda asked, pixels: None)
+            task = ReadTask("a", time.monotonic() + 20, lambda asked, pixels: None)
             return await reader.request(bytearray(content), LIMITS, task)
 
         for _ in range(2):
             with pytest.raises(ServiceError) as caught:
                 asyncio.run(read(wide))
             assert caught.value.status == 422
-        found = asyncio.run(read(request(picture(30, 20))))
-        assert found.images[0].size == (30, 20)
+        result = asyncio.run(read(request(picture(30, 20))))
+        assert result.images[0].size == (30, 20)
         assert reader.pids != first
     finally:
         reader.stop()
@@ -217,7 +214,7 @@ def test_readers_are_small_and_end_with_the_service() -> None:
     pids = reader.pids
 
     async def read(number: int) -> Any:
-        task = Task("a", time.monotonic() + 20, lambda asked, pixels: None)
+        task = ReadTask("a", time.monotonic() + 20, lambda asked, pixels: None)
         return await reader.request(bytearray(request(picture(64, 64))), LIMITS, task)
 
     async def some() -> list[Any]:
@@ -236,7 +233,7 @@ def test_a_key_is_checked_before_the_body_is_read(embedded: Backbone) -> None:
     with listening(embedded, api_keys=["sesame"]) as url:
         parts = urlsplit(url)
         for key, status in (("wrong", b"401"), ("sesame", None)):
-            with socket.create_connection((parts.hostname, parts.port), timeout=2) as connection:
+            with socket.create_connection((parts.hostname, parts.port or 80), timeout=2) as connection:
                 connection.sendall(
                     f"POST /rerank HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
                     "Content-Type: application/json\r\nContent-Length: 60000000\r\n\r\n{".encode()
@@ -252,7 +249,7 @@ def test_a_key_is_checked_before_the_body_is_read(embedded: Backbone) -> None:
 def test_a_body_has_a_time_limit(embedded: Backbone) -> None:
     with listening(embedded, body_timeout=0.5) as url:
         parts = urlsplit(url)
-        with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
+        with socket.create_connection((parts.hostname, parts.port or 80), timeout=10) as connection:
             head = "POST /rerank HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: 60000000\r\n\r\n{{".encode())
             start = time.monotonic()
@@ -263,15 +260,15 @@ def test_a_body_has_a_time_limit(embedded: Backbone) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "  ", "\t\n"])
-def test_an_empty_key_is_no_key(key: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    with pytest.raises(ValidationError, match="a key is empty"):
+def test_an_empty_key_is_refused(key: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    with pytest.raises(ValidationError, match="API key is empty"):
         Settings(api_keys=["good", key])
     with pytest.raises(SystemExit) as stop:
         main(["serve", "--port", "0", "--api-key", key])
     assert stop.value.code == 2
-    assert "a key is empty" in capsys.readouterr().err
+    assert "API key is empty" in capsys.readouterr().err
     monkeypatch.setenv("RADICAL_SERVE_API_KEYS", json.dumps([key]))
-    with pytest.raises(ValidationError, match="a key is empty"):
+    with pytest.raises(ValidationError, match="API key is empty"):
         Settings()
     monkeypatch.setenv("RADICAL_SERVE_API_KEYS", key)  # not even a list
     with pytest.raises(SystemExit) as stop:
@@ -285,7 +282,7 @@ def test_an_empty_key_is_no_key(key: str, monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_large_requests_leave_room_for_small_ones() -> None:
     memory = Memory(3200)
-    with memory.held() as first, memory.held() as second, memory.held() as small:
+    with memory.reservation() as first, memory.reservation() as second, memory.reservation() as small:
         first.grow(2000)
         with pytest.raises(ServiceError) as caught:
             second.grow(500)
@@ -300,14 +297,14 @@ def test_large_requests_leave_room_for_small_ones() -> None:
     assert memory.used == 0
 
 
-def test_who_has_waited_longest_makes_way() -> None:
+def test_the_request_that_has_waited_longest_is_evicted() -> None:
     async def run() -> None:
         memory, intake = Memory(3200), Intake(3)
         late = ServiceError(408, "late", "late")
         released = asyncio.Event()
 
         async def wait(client: str, size: int) -> str:
-            with memory.held() as held:
+            with memory.reservation() as held:
 
                 async def work() -> str:
                     intake.grow(held, size)
@@ -339,13 +336,13 @@ def test_who_has_waited_longest_makes_way() -> None:
     asyncio.run(run())
 
 
-def test_bytes_that_wait_make_way_for_a_small_request() -> None:
+def test_waiting_requests_are_evicted_for_a_small_one() -> None:
     async def run() -> None:
         memory, intake = Memory(3200), Intake(100)
         late = ServiceError(408, "late", "late")
 
         async def hoard(size: int) -> None:
-            with memory.held() as held:
+            with memory.reservation() as held:
 
                 async def work() -> None:
                     intake.grow(held, size)
@@ -356,7 +353,7 @@ def test_bytes_that_wait_make_way_for_a_small_request() -> None:
         hoarders = [asyncio.create_task(hoard(100)) for _ in range(32)]
         await asyncio.sleep(0.05)
         assert memory.used == 3200
-        with memory.held() as held:
+        with memory.reservation() as held:
             intake.grow(held, 60)
             assert memory.used == 3160
         await asyncio.sleep(0.01)
@@ -369,14 +366,16 @@ def test_bytes_that_wait_make_way_for_a_small_request() -> None:
 
 
 def test_decoded_pixels_of_all_requests_together_are_bounded() -> None:
-    limits = {"max_body": 1 << 20, "max_pixels": 10_000_000, "max_total_pixels": 10_000_000}
-    reading = Reading(Settings(max_memory=56 << 20, **limits))
+    pixels = 10_000_000
+    reading = Reading(
+        Settings(max_memory=56 << 20, max_body=1 << 20, max_pixels=pixels, max_total_pixels=pixels)
+    )
 
     async def read(content: bytes) -> list[int]:
         async def chunks() -> AsyncIterator[bytes]:
             yield content
 
-        with reading.memory.held() as held:
+        with reading.memory.reservation() as held:
             incoming = Incoming("a", len(content), chunks(), time.monotonic() + 20)
             _, images = await reading.read(incoming, held)
             assert held.bytes == 4 * sum(image.width * image.height for image in images)
@@ -387,7 +386,7 @@ def test_decoded_pixels_of_all_requests_together_are_bounded() -> None:
     try:
         assert asyncio.run(read(big)) == [3000]
         assert reading.memory.used == 0
-        with reading.memory.held() as other:  # another request's pictures, as large as these
+        with reading.memory.reservation() as other:  # another request's pictures, as large as these
             other.grow(36_000_000)
             with pytest.raises(ServiceError) as caught:
                 asyncio.run(read(big))
@@ -412,7 +411,7 @@ def test_memory_under_attack(url: str) -> None:
     assert peak.megabytes < 600
 
 
-# Pictures.
+# Images.
 
 
 def test_scans_are_counted_before_they_are_decoded(url: str) -> None:
@@ -422,7 +421,7 @@ def test_scans_are_counted_before_they_are_decoded(url: str) -> None:
     assert "document 0 has 2406 scans" in message
     assert time.monotonic() - start < 5
     assert post(url, request(many_scans(200, 200, 200)))[0] == 200  # many, of a small picture
-    assert SCANS >= 16
+    assert MAX_SCANS >= 16
 
 
 def test_a_picture_that_takes_too_long_is_given_up_and_its_process_killed() -> None:
@@ -432,7 +431,7 @@ def test_a_picture_that_takes_too_long_is_given_up_and_its_process_killed() -> N
         first = set(reader.pids)
 
         async def read(content: bytes) -> Any:
-            task = Task("a", time.monotonic() + 20, lambda asked, pixels: None)
+            task = ReadTask("a", time.monotonic() + 20, lambda asked, pixels: None)
             return await reader.request(bytearray(content), LIMITS, task)
 
         start = time.monotonic()
@@ -451,7 +450,7 @@ def test_a_picture_that_takes_too_long_is_given_up_and_its_process_killed() -> N
 
 
 def test_heavy_pictures_never_take_the_last_process() -> None:
-    """Light requests of another client, and of the same, pass by."""
+    """Light requests of the same and of another client overtake heavy ones."""
     reader = Readers(2, memory=448 << 20, seconds=30)
     reader.start()
     heavy = request(many_scans(5600, 5600, 9))
@@ -459,7 +458,7 @@ def test_heavy_pictures_never_take_the_last_process() -> None:
     order = []
 
     async def read(name: str, client: str, content: bytes) -> None:
-        task = Task(client, time.monotonic() + 30, lambda asked, pixels: None)
+        task = ReadTask(client, time.monotonic() + 30, lambda asked, pixels: None)
         await reader.request(bytearray(content), LIMITS, task)
         order.append(name)
 
@@ -477,13 +476,13 @@ def test_heavy_pictures_never_take_the_last_process() -> None:
     assert order[-2:] == ["heavy", "heavy"]
 
 
-def test_one_client_in_line_does_not_make_another_wait() -> None:
+def test_the_queue_of_one_client_does_not_make_another_wait() -> None:
     reader = Readers(2, memory=448 << 20, seconds=30)
     served, refused = [], []
     content = request(picture(600, 600))
 
     async def read(client: str) -> None:
-        task = Task(client, time.monotonic() + 30, lambda asked, pixels: served.append(client))
+        task = ReadTask(client, time.monotonic() + 30, lambda asked, pixels: served.append(client))
         try:
             await reader.request(bytearray(content), LIMITS, task)
         except ServiceError as error:
@@ -504,7 +503,7 @@ def test_one_client_in_line_does_not_make_another_wait() -> None:
     assert "other" not in served[5:]
 
 
-def test_a_request_that_is_being_read_takes_no_place_in_the_line(embedded: Backbone, port: int) -> None:
+def test_a_request_that_is_being_read_takes_no_place_in_the_queue(embedded: Backbone, port: int) -> None:
     limits = {"allowed_hosts": [HOST], "fetch_timeout": 3.0, "queue": 1, "patience": 100.0}
     drip = json.dumps({"query": QUERY, "documents": [f"http://{HOST}:{port}/drip"] * 3}).encode()
     with listening(embedded, **limits) as url, ThreadPoolExecutor(8) as pool:
@@ -525,10 +524,11 @@ def test_a_polyglot_is_what_it_was_checked_as(url: str, embedded: Backbone) -> N
     answer = httpx.post(f"{url}/rerank", content=request(*data), headers=JSON, timeout=60).json()
     images = [Image.new("RGB", size) for size in ((64, 48), (32, 48))]
     expected = Reranker(embedded, "radical", keep=0.2).rank("a red star", images)
+    assert expected.report is not None
     assert answer["usage"]["total_tokens"] == expected.report.tokens
 
 
-def test_a_thin_picture_costs_nobody_else(url: str) -> None:
+def test_a_thin_image_fails_alone(url: str) -> None:
     thin = {"query": QUERY, "documents": [uri(PICTURES[0]), uri(Image.new("RGB", (201, 1)))]}
     asked = [body(3), body(4), thin, *[body(3)] * 8]
 
@@ -541,11 +541,11 @@ def test_a_thin_picture_costs_nobody_else(url: str) -> None:
     assert "document 1 cannot be prepared" in answers[2].json()["error"]["message"]
 
 
-# The ranker.
+# The worker.
 
 
 class Failing:
-    """A stand-in for the model that fails in its own ways."""
+    """A stand-in for the model that fails on the query "bad"."""
 
     def __init__(self) -> None:
         self.alone: list[str] = []
@@ -561,11 +561,11 @@ class Failing:
         return [Ranking(()) for _ in lists]
 
 
-def jobs_of(worker: Worker, texts: list[str], images: Any = (), seconds: float = 10) -> list[Any]:
+def jobs_of(worker: RankWorker, texts: list[str], images: Any = (), seconds: float = 10) -> list[Any]:
     async def run() -> list[Any]:
         loop = asyncio.get_running_loop()
         work = [Work(Query(text), images, ("a", 1), time.monotonic() + seconds) for text in texts]
-        jobs = [Job(one, loop, loop.create_future()) for one in work]
+        jobs = [RankJob(one, loop, loop.create_future()) for one in work]
         for job in jobs:
             worker.submit(job)
         return await asyncio.gather(*(job.future for job in jobs), return_exceptions=True)
@@ -574,7 +574,7 @@ def jobs_of(worker: Worker, texts: list[str], images: Any = (), seconds: float =
 
 
 def test_a_batch_that_fails_for_any_reason_runs_again_one_by_one() -> None:
-    worker = Worker(Failing(), places=8, patience=100.0, max_batch=4)
+    worker = RankWorker(Failing(), places=8, patience=100.0, max_batch=4)
     worker.start()
     results = jobs_of(worker, ["first", "a", "bad", "b", "c"])
     worker.stop(5)
@@ -588,7 +588,7 @@ def test_the_ranker_stops_at_the_deadline(embedded: Backbone) -> None:
         layer.register_forward_pre_hook(lambda *_: time.sleep(0.1))
         for layer in embedded.model.model.language_model.layers
     ]
-    worker = Worker(lambda method, keep: reranker, places=8, patience=100.0, max_batch=1)
+    worker = RankWorker(lambda method, keep: reranker, places=8, patience=100.0, max_batch=1)
     worker.start()
     try:
         start = time.monotonic()
@@ -673,7 +673,7 @@ def test_odd_answers_of_a_host_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         asyncio.run(fetcher.get("http://odd.example/\ud800"))
 
 
-# Smaller ones.
+# Smaller cases.
 
 
 def test_lone_surrogates_are_refused(url: str) -> None:
@@ -690,7 +690,7 @@ def test_data_uris_in_any_case_and_wrapped(url: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_errors_say_it_where_jinas_clients_look(url: str) -> None:
+def test_errors_have_a_detail_for_jinas_clients(url: str) -> None:
     for answer in (
         httpx.post(f"{url}/v1/rerank", json=body(2, documents=["text"]), timeout=60),
         httpx.get(f"{url}/nothing"),
@@ -721,14 +721,14 @@ def test_security_headers_are_on_errors_too(embedded: Backbone, monkeypatch: pyt
         assert broken.status_code == 500
         locked = client.post("/rerank", json=body(2), headers={"Origin": "https://shop.example"})
         assert locked.status_code == 401
-        assert locked.headers["access-control-allow-origin"]  # so that a page can tell its user
+        assert locked.headers["access-control-allow-origin"]  # so that a web page can show the error
         for answer in (broken, locked, client.get("/nothing"), client.put("/rerank")):
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["x-frame-options"] == "DENY"
 
 
 def test_only_json_is_read(url: str) -> None:
-    """A form of another site cannot send it without being asked first."""
+    """A web form of another site cannot send JSON without a CORS preflight."""
     for kind in ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded"):
         content = json.dumps(body(2)).encode()
         answer = httpx.post(f"{url}/rerank", content=content, headers={"Content-Type": kind})

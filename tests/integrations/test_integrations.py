@@ -1,30 +1,30 @@
-"""Every adapter against its real library, and the examples as a user would run them."""
+"""Every adapter with its real library, and the examples as a user runs them."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import runpy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from radical_rerank import RaDiCal, Reranker
-from radical_rerank.backbones import Backbone
-from radical_rerank.embedded.scenes.datasets import scenes, scenes_composed, scenes_gallery
+from radical_rerank.backbones import DEFAULT_MODEL, Backbone
+from radical_rerank.embedded.scenes.datasets import composed_lists, scene_gallery, scene_lists
 from radical_rerank.errors import InputError
 from radical_rerank.lab.bench.service import listening
 from radical_rerank.lab.datasets import Dataset
 from radical_rerank.lab.metrics import measure
-from radical_rerank.reranking import Query, Ranking
+from radical_rerank.reranking import Query, RankedDocument, Ranking
 from tests.cases import PROFILE, draw_list
-from tests.test_service import encoded, plain, uri
+from tests.service.helpers import encoded, plain, uri
 
 QUERY, PICTURES = draw_list(3, 5)
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +45,13 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[str]:
-    found = [str(tmp_path / f"{i}.png") for i in range(len(PICTURES))]
-    for path, image in zip(found, PICTURES, strict=True):
+    names = [str(tmp_path / f"{i}.png") for i in range(len(PICTURES))]
+    for path, image in zip(names, PICTURES, strict=True):
         image.save(path)
-    return found
+    return names
 
 
-def close(scores: Any, expected: Ranking) -> bool:
+def close(scores: Any, expected: Iterable[RankedDocument]) -> bool:
     return np.allclose(list(scores), [math.exp(result.score) for result in expected], atol=1e-4)
 
 
@@ -63,9 +63,9 @@ def test_langchain(reranker: Reranker, expected: Ranking, paths: list[str]) -> N
 
     compressor = RadicalCompressor(reranker=reranker, top_n=3)
     by_metadata = [Document(str(i), metadata={"image": p, "k": i}) for i, p in enumerate(PICTURES)]
-    found = compressor.compress_documents(by_metadata, QUERY)
-    assert [document.metadata["k"] for document in found] == expected.order[:3]
-    assert close((d.metadata["relevance_score"] for d in found), expected[:3])
+    best = compressor.compress_documents(by_metadata, QUERY)
+    assert [document.metadata["k"] for document in best] == expected.order[:3]
+    assert close((d.metadata["relevance_score"] for d in best), expected[:3])
     assert "relevance_score" not in by_metadata[0].metadata
     by_path = [Document(path) for path in paths]
     again = asyncio.run(compressor.acompress_documents(by_path, QUERY))
@@ -74,6 +74,7 @@ def test_langchain(reranker: Reranker, expected: Ranking, paths: list[str]) -> N
         compressor.compress_documents([by_path[0], Document("no picture")], QUERY)
 
 
+@pytest.mark.slow
 def test_llamaindex(reranker: Reranker, expected: Ranking, paths: list[str]) -> None:
     pytest.importorskip("llama_index.core", reason="an extra")
     from llama_index.core.schema import ImageNode, NodeWithScore, QueryBundle, TextNode
@@ -81,19 +82,19 @@ def test_llamaindex(reranker: Reranker, expected: Ranking, paths: list[str]) -> 
     from radical_rerank.integrations.llamaindex import RadicalPostprocessor
 
     postprocessor = RadicalPostprocessor(reranker=reranker, top_n=2)
-    kinds = (
+    kinds: tuple[list[Any], ...] = (
         [ImageNode(image=plain(image)) for image in PICTURES],
         [ImageNode(image_path=path) for path in paths],
         [TextNode(text="scene", metadata={"file_path": path}) for path in paths],
     )
     for nodes in kinds:
         given = [NodeWithScore(node=node, score=0.5) for node in nodes]
-        found = postprocessor.postprocess_nodes(given, query_str=QUERY)
-        assert [nodes.index(node.node) for node in found] == expected.order[:2]
-        assert close((node.score for node in found), expected[:2])
+        best = postprocessor.postprocess_nodes(given, query_str=QUERY)
+        assert [nodes.index(node.node) for node in best] == expected.order[:2]
+        assert close((node.score for node in best), expected[:2])
     bundle = QueryBundle(QUERY)
-    found = asyncio.run(postprocessor.apostprocess_nodes(given, query_bundle=bundle))
-    assert [nodes.index(node.node) for node in found] == expected.order[:2]
+    best = asyncio.run(postprocessor.apostprocess_nodes(given, query_bundle=bundle))
+    assert [nodes.index(node.node) for node in best] == expected.order[:2]
     with pytest.raises(InputError, match="query"):
         postprocessor.postprocess_nodes(given)
     with pytest.raises(InputError, match="node 0"):
@@ -111,11 +112,11 @@ def test_rerankers(reranker: Reranker, expected: Ranking, paths: list[str]) -> N
         Document(document_type="image", base64=plain(image), doc_id=f"d{i}")
         for i, image in enumerate(PICTURES)
     ]
-    found = ranker.rank(QUERY, documents)
-    assert [result.doc_id for result in found] == [f"d{i}" for i in expected.order]
-    assert close((result.score for result in found), expected)
-    assert [result.rank for result in found] == [1, 2, 3, 4, 5]
-    assert found.get_score_by_docid(f"d{expected.order[0]}") == found[0].score
+    ranked = ranker.rank(QUERY, documents)
+    assert [result.doc_id for result in ranked] == [f"d{i}" for i in expected.order]
+    assert close((result.score for result in ranked), expected)
+    assert [result.rank for result in ranked] == [1, 2, 3, 4, 5]
+    assert ranked.get_score_by_docid(f"d{expected.order[0]}") == ranked[0].score
     ids = [f"p{i}" for i in range(5)]
     by_path = ranker.rank(QUERY, paths, doc_ids=ids, metadata=[{"k": i} for i in range(5)])
     assert [result.doc_id for result in by_path.top_k(2)] == [f"p{i}" for i in expected.order[:2]]
@@ -150,6 +151,7 @@ def test_cross_encoder(reranker: Reranker, expected: Ranking, paths: list[str]) 
     assert model.predict((QUERY, PICTURES[0])) == 1.0
 
 
+@pytest.mark.slow
 def test_mteb(reranker: Reranker, expected: Ranking) -> None:
     pytest.importorskip("mteb", reason="an extra")
     from datasets import Dataset
@@ -159,18 +161,18 @@ def test_mteb(reranker: Reranker, expected: Ranking) -> None:
 
     model = RadicalSearch(reranker=reranker)
     assert isinstance(model, SearchProtocol)
-    assert model.mteb_model_meta.name == "radical-rerank/embedded"
+    assert model.mteb_model_meta.name == f"radical-rerank/{DEFAULT_MODEL}"
     corpus = Dataset.from_dict({"id": [f"d{i}" for i in range(5)], "image": [encoded(p) for p in PICTURES]})
     queries = Dataset.from_dict({"id": ["q"], "text": [QUERY]})
     model.index(corpus, task_metadata=None, hf_split="test", hf_subset="default", encode_kwargs={})
-    found = model.search(queries, top_k=5, top_ranked={"q": [f"d{i}" for i in range(5)]}, encode_kwargs={})
-    assert sorted(found["q"], key=lambda name: -found["q"][name]) == [f"d{i}" for i in expected.order]
+    scores = model.search(queries, top_k=5, top_ranked={"q": [f"d{i}" for i in range(5)]}, encode_kwargs={})
+    assert sorted(scores["q"], key=lambda name: -scores["q"][name]) == [f"d{i}" for i in expected.order]
     with pytest.raises(InputError, match="convert_to_reranking"):
         model.search(queries, top_k=5)
 
 
 class Alphabet:
-    """A first stage for MTEB that does not look: the gallery in the order of its names."""
+    """A first stage for MTEB that ignores the query: the gallery sorted by name."""
 
     mteb_model_meta: Any = None
 
@@ -181,18 +183,20 @@ class Alphabet:
         return {query["id"]: {name: 1 / (1 + i) for i, name in enumerate(self.names)} for query in queries}
 
 
+@pytest.mark.slow
 def test_mteb_evaluates_its_tasks(reranker: Reranker, tmp_path: Path) -> None:
-    """Its own evaluation of lists, composed lists and of what a first stage found equals ours."""
+    """Its own evaluation of lists, composed lists and of the candidates of a first stage equals ours."""
     mteb = pytest.importorskip("mteb", reason="an extra")
     from mteb.models.model_meta import ModelMeta
 
-    from radical_rerank.integrations.mteb import RadicalSearch, task_of
+    from radical_rerank.integrations.mteb import RadicalSearch
+    from radical_rerank.lab.mteb_task import task_of
 
     model = RadicalSearch(reranker=reranker)
 
     def evaluated(search: Any, task: Any, **options: Any) -> dict[str, float]:
-        found = mteb.evaluate(search, task, cache=None, show_progress_bar=False, **options)
-        return found[0].scores["test"][0]
+        results = mteb.evaluate(search, task, cache=None, show_progress_bar=False, **options)
+        return results[0].scores["test"][0]
 
     def by_hand(data: Dataset, lists: dict[str, list[str]]) -> dict[str, dict[str, float]]:
         runs = {}
@@ -203,13 +207,13 @@ def test_mteb_evaluates_its_tasks(reranker: Reranker, tmp_path: Path) -> None:
             runs[task.id] = [names[i] for i in ranking.order]
         return measure(runs, {task.id: task.relevant for task in data.tasks})
 
-    for data in (scenes(lists=4, count=6), scenes_composed(lists=3, count=6)):
+    for data in (scene_lists(lists=4, count=6), composed_lists(lists=3, count=6)):
         ours = by_hand(data, {task.id: list(task.candidates or ()) for task in data.tasks})
         theirs = evaluated(model, task_of(data))
         assert theirs["mrr_at_10"] == pytest.approx(np.mean([v["MRR@10"] for v in ours.values()]), abs=1e-5)
         assert theirs["ndcg_at_10"] == pytest.approx(np.mean([v["nDCG@10"] for v in ours.values()]), abs=1e-5)
 
-    gallery = scenes_gallery(size=12, queries=4)
+    gallery = scene_gallery(size=12, queries=4)
     task = task_of(gallery)
     first = Alphabet()
     about = {"name": "test/alphabet", "revision": "1", "modalities": ["text", "image"]}
@@ -221,29 +225,38 @@ def test_mteb_evaluates_its_tasks(reranker: Reranker, tmp_path: Path) -> None:
     assert after["mrr_at_10"] > before["mrr_at_10"]
 
 
-def test_mteb_keeps_the_results_of_settings_apart(backbone: Backbone, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_mteb_keeps_the_results_of_settings_apart(
+    backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mteb = pytest.importorskip("mteb", reason="an extra")
     from mteb.cache import ResultCache
 
-    from radical_rerank.integrations.mteb import RadicalSearch, task_of
+    from radical_rerank.integrations.mteb import RadicalSearch
+    from radical_rerank.lab.mteb_task import task_of
 
-    task, cache = task_of(scenes(lists=2, count=4)), ResultCache(tmp_path)
+    task, cache = task_of(scene_lists(lists=2, count=4)), ResultCache(tmp_path)
     ranked = []
     for keep in (0.5, 0.25, 0.5):
         model = RadicalSearch(reranker=Reranker(backbone, "fastv", keep=keep, max_image_tokens=48))
-        rank = model.reranker.rank
-        model.reranker.rank = lambda *a, keep=keep, rank=rank: (ranked.append(keep), rank(*a))[1]
+
+        def rank(*args: Any, keep: float = keep, rank: Any = model.reranker.rank) -> Ranking:
+            ranked.append(keep)
+            return rank(*args)
+
+        monkeypatch.setattr(model.reranker, "rank", rank)
         mteb.evaluate(model, task, cache=cache, show_progress_bar=False)
-    assert ranked == [0.5, 0.5, 0.25, 0.25]  # the third finds what the first kept
+    assert ranked == [0.5, 0.5, 0.25, 0.25]  # the third is answered from the cache
     for other in (
         Reranker(backbone, "fastv", keep=0.5, max_image_tokens=24),
         Reranker(backbone, "fastv", keep=0.5, max_image_tokens=48, scorer="generate"),
         Reranker(backbone, "fastv", keep=0.5, max_image_tokens=48, window=3),
     ):
-        told = RadicalSearch(reranker=other).mteb_model_meta.experiment_kwargs
-        assert told != model.mteb_model_meta.experiment_kwargs
+        settings = RadicalSearch(reranker=other).mteb_model_meta.experiment_kwargs
+        assert settings != model.mteb_model_meta.experiment_kwargs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: Any
@@ -256,6 +269,7 @@ def test_examples_run(
     assert len(capsys.readouterr().out.splitlines()) >= (1 if path.stem == "lmms_eval_model" else 3)
 
 
+@pytest.mark.slow
 def test_lmms_eval(backbone: Backbone, tmp_path: Path) -> None:
     pytest.importorskip("lmms_eval.api.model", reason="a large extra: make test-all")
     from lmms_eval.api.instance import Instance
@@ -267,7 +281,7 @@ def test_lmms_eval(backbone: Backbone, tmp_path: Path) -> None:
     registry = ModelRegistryV2()
     registry.load_entrypoint_manifests()
     assert registry.get_manifest("radical").chat_class_path.endswith("RadicalLmms")
-    model = RadicalLmms(backbone=backbone, keep="0.3", profile=PROFILE, max_image_tokens=48)
+    model = RadicalLmms(backbone=backbone, keep=cast(float, "0.3"), profile=PROFILE, max_image_tokens=48)
     PICTURES[0].save(tmp_path / "a.png")
     docs = [{"picture": PICTURES[0]}, {"picture": str(tmp_path / "a.png")}, {"picture": b"none"}]
     model.task_dict = {"ask": {"test": docs}}
@@ -297,5 +311,5 @@ def test_lmms_eval(backbone: Backbone, tmp_path: Path) -> None:
     assert model.generate_until([request(0, until=[word])])[0] == expected.split(word)[0]
     with pytest.raises(InputError, match="image 0"):
         model.generate_until([request(2)])
-    with pytest.raises(InputError, match="log-likelihoods"):
+    with pytest.raises(InputError, match="log-likelihood"):
         model.loglikelihood([])
