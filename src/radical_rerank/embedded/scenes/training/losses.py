@@ -191,4 +191,5 @@ def _attention(
     groups = query.shape[0] // key.shape[0]
     scores = query @ key.repeat_interleave(groups, 0).transpose(-1, -2) * layer.self_attn.scaling
     scores = scores.masked_fill(~mask[b, 0, places], -torch.inf)
-    return scores.softmax(-1).mean(0)
+    weights: Tensor = scores.softmax(-1).mean(0)
+    return weights
