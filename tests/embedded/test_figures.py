@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -91,7 +91,12 @@ def test_a_killed_comparison_keeps_its_rankings(
     data, cells = scene_lists(lists=3, count=3), [Cell("Dense", "dense"), Cell("Random", "random", 0.5)]
     made: list[str] = []
     add = Records.add
-    monkeypatch.setattr(Records, "add", lambda self, record: (made.append(record["task"]), add(self, record)))
+
+    def counted(self: Records, record: dict[str, Any]) -> None:
+        made.append(record["task"])
+        add(self, record)
+
+    monkeypatch.setattr(Records, "add", counted)
 
     def killed(items: Iterable[T], label: str, *, total: int | None = None) -> Iterable[T]:
         yield from islice(items, 2)

@@ -42,7 +42,7 @@ class KillBefore:
     def __call__(self, items: Iterable[T], label: str, *, total: int | None = None) -> Iterable[T]:
         for step in items:
             if step in self.steps:
-                self.steps.remove(step)  # type: ignore[arg-type]
+                self.steps.remove(step)
                 raise KilledError
             yield step
 
