@@ -1,4 +1,4 @@
-"""Muon in float32: torch's own iterates in bfloat16, which a CPU only emulates."""
+"""The Muon optimizer in float32. Torch's own computes in bfloat16, which a CPU only emulates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
-    """The nearest (semi-)orthogonal matrix, roughly: quintic Newton-Schulz iteration."""
+    """Return roughly the nearest (semi-)orthogonal matrix, by quintic Newton-Schulz iteration."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix / (matrix.norm() + 1e-7)
+    x: Tensor = matrix / (matrix.norm() + 1e-7)
     turned = x.shape[0] > x.shape[1]
     x = x.T if turned else x
     for _ in range(steps):
@@ -22,7 +22,14 @@ def orthogonalize(matrix: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalized, scaled so that updates have the root mean square of AdamW's."""
+    """Steps along the orthogonalized momentum, scaled to the root mean square of AdamW's steps.
+
+    Args:
+        parameters: matrices
+        lr: the learning rate
+        momentum: how much of the momentum stays at each step
+        weight_decay: as in AdamW
+    """
 
     def __init__(
         self, parameters: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
@@ -31,6 +38,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient. closure: not used"""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:

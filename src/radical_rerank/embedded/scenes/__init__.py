@@ -1,0 +1,1 @@
+"""A generated world of simple scenes, the model trained on it, and how both are made."""

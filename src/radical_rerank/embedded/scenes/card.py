@@ -1,4 +1,4 @@
-"""The embedded model's card, written from its measured figures and its training log."""
+"""Writes a trained model's card from its figures and its training log."""
 
 from __future__ import annotations
 
@@ -10,59 +10,105 @@ from typing import Any
 from radical_rerank.errors import InputError
 from radical_rerank.files import replacing
 
+PAUSE = 12
+"""a step that took this many times as long as usual was paused"""
+
+_COUNTS = ("lists", "questions")
+_LABELS = {"signals": "", "questions": "right answers, "}
+
 
 def write_card(folder: str | Path, commit: str, remark: str = "") -> Path:
-    """`README.md` of a trained model's folder, from its `figures.json` and `training_log.jsonl`."""
+    """Write `README.md` to the folder of a trained model.
+
+    Args:
+        folder: with the model, `training_log.jsonl` and `figures.json` (see `radical scenes evaluate`)
+        commit: at which the model was trained
+        remark: what else to say about the training
+
+    Returns:
+        The path of the card.
+
+    Example:
+        >>> import shutil, tempfile
+        >>> from radical_rerank.embedded import MODELS
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     copy = shutil.copytree(MODELS["scenes"].folder, Path(folder) / "model")
+        ...     write_card(copy, "0" * 40).name
+        'README.md'
+    """
     folder = Path(folder)
-    figures = _read(folder / "figures.json")
+    data = _read(folder / "figures.json")
     config = _read(folder / "config.json")["text_config"]
-    log = [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
-    # A step during which the machine was asked to pause says nothing about training.
-    usual = sorted(record["seconds"] for record in log)[len(log) // 2]
-    paused = [record for record in log if record["seconds"] > 12 * usual]
-    seconds = sum(min(record["seconds"], 12 * usual) for record in log)
-    ranking, signals = [], []
-    for name, values in figures["figures"].items():
-        if "MRR@10" in values:
-            shown = f"{values['MRR@10']:.3f} | {values['±']:.3f} | {values['R@1']:.3f}"
-            ranking.append(f"| {name} | {shown} | {values['lists']:.0f} |")
-        elif name != "H_norm":
-            label = {"signals": "", "questions": "answers right, "}.get(name, f"{name}: ")
-            signals += [
-                f"| {label}{key} | {value:.3f} |" for key, value in values.items() if key not in _COUNTS
-            ]
-    entropy = figures["figures"]["H_norm"]
-    signals.append(f"| H_norm on two differently seeded data sets, Pearson r | {entropy['Pearson r']:.4f} |")
-    curve = ", ".join(f"{value:.3f}" for key, value in entropy.items() if key.startswith("layer"))
+    figures = data["figures"]
     template = (resources.files("radical_rerank.embedded.scenes") / "card.md").read_text(encoding="utf-8")
     text = template.format(
-        parameters=sum(f.stat().st_size for f in folder.glob("*.safetensors")) / 2e6,
+        parameters=sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2e6,
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],
         window=_read(folder / "radical_template.json")["window"],
         commit=commit,
-        remark=f" {remark}" if remark else "",
-        steps=len(log),
-        minutes=seconds / 60,
-        pauses=f", {len(paused)} steps during which the process was paused cut to the length of twelve"
-        if paused
-        else "",
-        validation=[record["validation R@1"] for record in log if "validation R@1" in record][-1],
-        lists=figures["lists"],
-        ranking="\n".join(ranking),
-        signals="\n".join(signals),
-        entropy=curve,
+        remark=f"\n\n{remark}" if remark else "",
+        **_training_facts(folder / "training_log.jsonl"),
+        lists=data["lists"],
+        protocol=data["protocol"],
+        ranking="\n".join(_ranking_rows(figures)),
+        signals="\n".join(_signal_rows(figures)),
+        entropy=", ".join(
+            f"{value:.3f}" for key, value in figures["H_norm"].items() if key.startswith("layer")
+        ),
     )
     with replacing(folder / "README.md") as file:
         file.write(text)
     return folder / "README.md"
 
 
-_COUNTS = ("lists", "questions")
+def _training_facts(path: Path) -> dict[str, Any]:
+    """Return the number of steps, the minutes of computing, and the last validation."""
+    log = [json.loads(line) for line in _text(path).splitlines()]
+    # The time of a step during which the process was paused says nothing about training.
+    usual = sorted(record["seconds"] for record in log)[len(log) // 2]
+    paused = sum(record["seconds"] > PAUSE * usual for record in log)
+    seconds = sum(min(record["seconds"], PAUSE * usual) for record in log)
+    return {
+        "steps": len(log),
+        "minutes": seconds / 60,
+        "pauses": f"; {paused} steps during which the process was paused count as {PAUSE} usual steps each"
+        if paused
+        else "",
+        "validation": [record["validation R@1"] for record in log if "validation R@1" in record][-1],
+    }
+
+
+def _ranking_rows(figures: dict[str, dict[str, float]]) -> list[str]:
+    rows = []
+    for name, values in figures.items():
+        if "MRR@10" in values:
+            numbers = f"{values['MRR@10']:.3f} | {values['±']:.3f} | {values['R@1']:.3f}"
+            rows.append(f"| {name} | {numbers} | {values['lists']:.0f} |")
+    return rows
+
+
+def _signal_rows(figures: dict[str, dict[str, float]]) -> list[str]:
+    rows = [
+        f"| {_LABELS[name]}{key} | {value:.3f} |"
+        for name, values in figures.items()
+        if name in _LABELS
+        for key, value in values.items()
+        if key not in _COUNTS
+    ]
+    agreement = figures["H_norm"]["Pearson r"]
+    return [*rows, f"| H_norm on two data sets with different seeds, Pearson's r | {agreement:.4f} |"]
 
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return json.loads(_text(path))
+    except ValueError as error:
+        raise InputError(f"the card needs {path}: {error}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
         raise InputError(f"the card needs {path}: {error}") from None

@@ -1,6 +1,6 @@
-"""The embedded world's data sets, drawn from a seed on the fly.
+"""Data sets of scenes, drawn from a seed when they are used.
 
-Seed 0 of the test split is the version that figures are reported on.
+Reported figures are of the test split with seed 0.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from radical_rerank.lab.datasets import Dataset, Lazy, Question, QuestionSet, Ta
 from radical_rerank.lab.testbed import Testbed
 
 STRIDE = 1_000_000
-"""List `number` of data set `seed` is list `seed * STRIDE + number` of the generator"""
+"""list `number` of data set `seed` has the generator's seed `seed * STRIDE + number`"""
 
 
 def scene_lists(
@@ -30,9 +30,24 @@ def scene_lists(
     seed: int = 0,
     split: str = "test",
 ) -> Dataset:
-    """Controlled lists: one match among `count` candidates that are alike. Pictures are "list-place".
+    """Return lists of similar candidates, one of which matches the query.
 
-    similarity: None for lists of every degree, from 0.05 to 0.95
+    The pictures of list 3 are named "3-0", "3-1" and so on.
+
+    Args:
+        lists: how many lists
+        count: candidates per list
+        similarity: how alike they are, from 0 to 1; None for lists of every degree, from 0.05 to 0.95
+        seed: the same seed gives the same data
+        split: "train", "validation" or "test"
+
+    Example:
+        >>> data = scene_lists(lists=2, count=5)
+        >>> task = data.tasks[0]
+        >>> task.text, task.relevant
+        ('an orange circle with a large yellow heart and a large blue circle', {'0-2': 1})
+        >>> task.candidates
+        ('0-0', '0-1', '0-2', '0-3', '0-4')
     """
 
     def items(number: int) -> SceneList:
@@ -57,9 +72,21 @@ def scene_lists(
 def composed_lists(
     *, lists: int = 1000, count: int = 20, things: int | None = 2, seed: int = 0, split: str = "test"
 ) -> Dataset:
-    """Composed queries: a reference ("list-reference"), a change in words, `count` candidates.
+    """Return lists whose query is a reference picture and a change in words.
 
-    things: the small things of a scene, 2 or 3; None for either
+    The pictures of list 3 are named "3-reference", "3-0", "3-1" and so on.
+
+    Args:
+        lists: how many lists
+        count: candidates per list
+        things: how many small things a scene has, 2 or 3; None for either
+        seed: the same seed gives the same data
+        split: "train", "validation" or "test"
+
+    Example:
+        >>> task = composed_lists(lists=2, count=5).tasks[0]
+        >>> task.reference, task.text
+        ('0-reference', 'the heart is green instead of red')
     """
     drawn = Lazy(lists, lambda number: make_composed(split, seed * STRIDE + number, count, things=things))
 
@@ -76,10 +103,48 @@ def composed_lists(
     return Dataset("scenes-composed", Lazy(lists, task), picture)
 
 
+def scene_gallery(*, size: int = 1000, queries: int = 1000, seed: int = 0, split: str = "test") -> Dataset:
+    """Return a gallery to search. Every match of every query is known.
+
+    Args:
+        size: scenes in the gallery; they are named "0", "1" and so on
+        queries: how many queries
+        seed: the same seed gives the same data
+        split: "train", "validation" or "test"
+
+    Example:
+        >>> data = scene_gallery(size=40, queries=3)
+        >>> len(data.gallery), len(data.tasks), data.tasks[0].candidates is None
+        (40, 3, True)
+    """
+    drawn = make_gallery(split, seed, size=size, queries=queries)
+    tasks = [
+        Task(str(number), description.text(), {str(scene): 1 for scene in relevant})
+        for number, (description, relevant) in enumerate(zip(drawn.descriptions, drawn.relevant, strict=True))
+    ]
+    picture = lru_cache(maxsize=2048)(lambda name: render(drawn.scenes[int(name)])[0])
+    return Dataset("scenes-gallery", tasks, picture, [str(number) for number in range(size)])
+
+
 def composed_gallery(
     *, groups: int = 50, count: int = 20, changes: int = 6, seed: int = 0, split: str = "test"
 ) -> Dataset:
-    """References and changes over one gallery of all their candidates: a pool may miss the target."""
+    """Return a gallery to search with composed queries: all candidates of several composed lists.
+
+    The scenes are named "0", "1" and so on, the references "reference-0", "reference-1" and so on.
+
+    Args:
+        groups: how many composed lists, each with one reference
+        count: candidates per list
+        changes: queries per list; there are fewer if the candidates are few
+        seed: the same seed gives the same data
+        split: "train", "validation" or "test"
+
+    Example:
+        >>> data = composed_gallery(groups=2, count=5, changes=2)
+        >>> len(data.gallery), [task.reference for task in data.tasks]
+        (10, ['reference-0', 'reference-0', 'reference-1', 'reference-1'])
+    """
     items = [make_composed(split, seed * STRIDE + n, count, queries=changes, things=2) for n in range(groups)]
     gallery = [scene for item in items for scene in item.scenes]
     alike: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
@@ -104,19 +169,20 @@ def _kinds(things: Sequence[Thing]) -> tuple[tuple[str, str, str], ...]:
     return tuple(sorted((thing.colour, thing.shape, thing.size) for thing in things))
 
 
-def scene_gallery(*, size: int = 1000, queries: int = 1000, seed: int = 0, split: str = "test") -> Dataset:
-    """A gallery with every relevant scene known: for a first stage, whose pool may miss them all."""
-    drawn = make_gallery(split, seed, size=size, queries=queries)
-    tasks = [
-        Task(str(number), description.text(), {str(scene): 1 for scene in relevant})
-        for number, (description, relevant) in enumerate(zip(drawn.descriptions, drawn.relevant, strict=True))
-    ]
-    picture = lru_cache(maxsize=2048)(lambda name: render(drawn.scenes[int(name)])[0])
-    return Dataset("scenes-gallery", tasks, picture, [str(number) for number in range(size)])
-
-
 def scene_questions(*, pictures: int = 1000, seed: int = 0, split: str = "test") -> QuestionSet:
-    """Two questions about each of so many scenes: is there …, what colour is …"""
+    """Return two questions about each scene: "is there …" or "what colour is …".
+
+    Args:
+        pictures: how many scenes; they are named "0", "1" and so on
+        seed: the same seed gives the same data
+        split: "train", "validation" or "test"
+
+    Example:
+        >>> data = scene_questions(pictures=3)
+        >>> question = data.questions[0]
+        >>> len(data.questions), question.text, question.answer
+        (6, 'is there a yellow cross ?', 'no')
+    """
 
     def question(number: int) -> Question:
         item = make_questions(split, seed * STRIDE + number // 2, 2)[number % 2]
@@ -144,4 +210,4 @@ TESTBED = Testbed(
         "scenes-composed-gallery": "references and changes over a generated gallery; with a first stage",
     },
 )
-"""the data of the generated world, for experiments"""
+"""the data sets of scenes and their first stage, for experiments"""

@@ -1,14 +1,16 @@
-"""The demo: find a scene among a thousand, first by embedding, then by the embedded reranker."""
+"""The demo: search a gallery of scenes by embedding, then rerank the candidates, unpruned and pruned."""
 
 from __future__ import annotations
 
 import json
+import logging
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -19,62 +21,84 @@ from radical_rerank.embedded.scenes.embedder import SceneEmbedder
 from radical_rerank.lab.catalog import retrieve
 from radical_rerank.lab.page import PageRow, Section, write_page
 from radical_rerank.reranking import Ranking, Reranker
-from radical_rerank.reranking.encoding import VisionCache
+from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, VisionCache, load_image
+
+log = logging.getLogger("radical_rerank")
 
 METHODS = (("dense", 1.0), ("radical", 0.2), ("radical", 0.1))
+"""(method, fraction of visual tokens kept)"""
+CANDIDATES = 20
 RUNS = 3
+"""timed runs per ranking"""
 
 
-def run_demo(out: Path, *, queries: int = 8, size: int = 1000, as_json: bool = False) -> None:
-    console = Console(stderr=True, highlight=False)
+def run_demo(out: str | Path, *, queries: int = 8, size: int = 1000, as_json: bool = False) -> Path:
+    """Run the demo, print its tables and write its page.
+
+    Args:
+        out: the folder of the page
+        queries: how many queries
+        size: scenes in the gallery, at least 20
+        as_json: print JSON instead of tables
+
+    Returns:
+        The path of the page.
+    """
     data = scene_gallery(size=size, queries=queries, seed=1)
     backbone = Backbone.from_pretrained()
-    console.print(f"embedding a gallery of {size} generated scenes")
-    pools = retrieve(data, SceneEmbedder(backbone), 20)
-    cache = VisionCache(1 << 28)
+    log.info("embedding a gallery of %d generated scenes", size)
+    pools = retrieve(data, SceneEmbedder(backbone), CANDIDATES)
+    cache = VisionCache(VISION_CACHE_BYTES)
     rerankers = [Reranker(backbone, method, keep=keep, vision_cache=cache) for method, keep in METHODS]
     rows, sections = [], []
     for task in data.tasks:
         names = [name for name, _ in pools[task.id]]
-        images = [data.picture(name) for name in names]
         relevant = [place for place, name in enumerate(names) if name in task.relevant]
-        console.print(f"ranking 20 candidates for “{escape(task.text)}”")
-        ran = [_timed(reranker, task.text, images) for reranker in rerankers]
-        row: dict[str, Any] = {"query": task.text, "first stage": _rank(range(20), relevant)}
-        shown = []
-        for reranker, (ranking, seconds) in zip(rerankers, ran, strict=True):
-            facts = _facts(ranking, relevant, seconds)
-            row[_name(reranker)] = facts
-            shown.append(PageRow(_name(reranker), _sentence(facts), ranking))
+        log.info("ranking %d candidates for “%s”", CANDIDATES, task.text)
+        row, section = _ranked(rerankers, task.text, [load_image(data.picture(n)) for n in names], relevant)
         rows.append(row)
-        sections.append(Section(task.text, images, relevant, shown))
-    page = write_page(
-        out / "index.html",
-        "What decided the order",
-        f"A gallery of {size} generated scenes, 20 candidates by embedding, ranked listwise by the small "
-        "model that ships with the package. Move a slider to see which visual tokens are alive after each "
-        "stage: bright ones are, grey ones were dropped. A green frame is a match.",
-        sections,
+        sections.append(section)
+    intro = (
+        f"{CANDIDATES} candidates from a gallery of {size} generated scenes, found by embedding and ranked "
+        "listwise by the small model that ships with the package. Move a slider to see which visual tokens "
+        "are alive after each stage: the bright ones are, the grey ones were dropped. A green frame marks a "
+        "match."
     )
+    page = write_page(Path(out) / "index.html", "What decided the order", intro, sections)
     if as_json:
         sys.stdout.write(json.dumps({"gallery": size, "rows": rows, "page": str(page)}, indent=1) + "\n")
     else:
-        _print(rows, [_name(reranker) for reranker in rerankers])
-    console.print(f"the candidates in order, token by token: {page}")
+        methods = [_name(reranker) for reranker in rerankers]
+        _print_ranks(rows, methods)
+        _print_means(rows, methods)
+    log.info("the candidates in order, with their tokens: %s", page)
+    return page
 
 
-def _timed(reranker: Reranker, query: str, images: Sequence[Any]) -> tuple[Ranking, float]:
-    """The ranking, and the median seconds once the pictures are encoded."""
-    ranking = reranker.rank(query, images)
-    seconds = []
-    for _ in range(RUNS):
-        ranking = reranker.rank(query, images)
-        seconds.append(sum(ranking.reports[0].seconds.values()))
-    return ranking, statistics.median(seconds)
+def _ranked(
+    rerankers: Sequence[Reranker], query: str, images: Sequence[Image.Image], relevant: Sequence[int]
+) -> tuple[dict[str, Any], Section]:
+    """Rank the candidates of one query by every method. Returns facts for the tables, and for the page."""
+    facts: dict[str, Any] = {"query": query, "first stage": _first_match(range(len(images)), relevant)}
+    shown = []
+    for reranker in rerankers:
+        ranking, seconds = _timed(reranker, query, images)
+        name = _name(reranker)
+        facts[name] = _facts(ranking, relevant, seconds)
+        shown.append(PageRow(name, _sentence(facts[name]), ranking))
+    return facts, Section(query, images, relevant, shown)
 
 
-def _rank(order: Sequence[int], relevant: Sequence[int]) -> int | None:
-    """Where the first match is, from 1; None if there is none."""
+def _timed(reranker: Reranker, query: str, images: Sequence[Image.Image]) -> tuple[Ranking, float]:
+    """Return the ranking, and the median of its seconds without encoding the pictures."""
+    reranker.rank(query, images)  # fills the vision cache
+    rankings = [reranker.rank(query, images) for _ in range(RUNS)]
+    seconds = [sum(ranking.reports[0].seconds.values()) for ranking in rankings]
+    return rankings[-1], statistics.median(seconds)
+
+
+def _first_match(order: Sequence[int], relevant: Sequence[int]) -> int | None:
+    """Return the rank of the first match, from 1; None if there is none."""
     return next((place for place, number in enumerate(order, start=1) if number in relevant), None)
 
 
@@ -82,7 +106,7 @@ def _facts(ranking: Ranking, relevant: Sequence[int], seconds: float) -> dict[st
     report = ranking.report
     assert report is not None
     return {
-        "rank": _rank(ranking.order, relevant),
+        "rank": _first_match(ranking.order, relevant),
         "visual_tokens": report.visual_tokens,
         "visual_tokens_left": report.visual_tokens_left,
         "flops_saved": report.flops_saved,
@@ -103,16 +127,19 @@ def _name(reranker: Reranker) -> str:
     return method if reranker.pruner.keep == 1 else f"{method} {reranker.pruner.keep:.0%}"
 
 
-def _print(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> None:
-    console = Console()
-    table = Table(title="rank of the first match among 20 candidates", title_justify="left")
+def _print_ranks(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> None:
+    title = f"rank of the first match among {CANDIDATES} candidates"
+    table = Table(title=title, title_justify="left")
     table.add_column("query", overflow="fold")
     for name in ("first stage", *methods):
         table.add_column(name, justify="right")
     for row in rows:
         ranks = [row["first stage"], *(row[name]["rank"] for name in methods)]
         table.add_row(escape(row["query"]), *(str(rank or "–") for rank in ranks))
-    console.print(table)
+    Console().print(table)
+
+
+def _print_means(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> None:
     table = Table(title=f"means over {len(rows)} queries", title_justify="left")
     for name in ("method", "visual tokens", "FLOPs saved", "KV saved", "ms"):
         table.add_column(name, justify="left" if name == "method" else "right")
@@ -127,4 +154,4 @@ def _print(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> None:
             f"{mean['kv_saved']:.0%}",
             f"{1000 * mean['seconds']:.0f}",
         )
-    console.print(table)
+    Console().print(table)

@@ -1,6 +1,6 @@
-"""Scenes as pictures: seeded backgrounds, clutter, sprites; and which image cell shows which thing.
+"""Draws scenes: seeded backgrounds, clutter and sprites. Also says which cell of a picture shows which thing.
 
-Train, validation and test draw from banks of their own: no sprite and no background is shared.
+The train, validation and test splits share no sprite and no background.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from radical_rerank.embedded.scenes.world import COLOURS, GRID, SHAPES, SIZES, T
 
 SPLITS = ("train", "validation", "test")
 CELL = 16
-"""Pixels per visual token and side"""
+"""the side of a visual token, in pixels"""
 IMAGE_SIZES = ((96, 96), (96, 96), (112, 80), (80, 112), (112, 96), (96, 112), (128, 80), (80, 128))
-"""(width, height); the square one twice, as it is the most frequent"""
+"""(width, height); the square is there twice, since it is the most frequent"""
 
 _RGB = {
     "red": (208, 32, 36),
@@ -32,15 +32,24 @@ _RGB = {
 }
 _PIXELS = {"small": (14, 18), "large": (29, 36)}
 _VARIANTS = {"train": 160, "validation": 20, "test": 20}
-"""Sprites per shape and size; many to learn from, so that those of other splits are not strange"""
+"""sprites per shape and size; many for training, so that the model generalizes to those of other splits"""
 _BACKGROUNDS = 64
 _ODDITIES = ("zigzag", "hash", "blot", "spokes")
-"""Striking things that no sentence mentions"""
+"""eye-catching marks that no sentence mentions"""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture's content. `seed` draws what has no name: clutter, jitter, sprite variants."""
+    """What a picture shows.
+
+    Args:
+        width, height: of the picture, in pixels
+        things: what sentences can mention
+        background: the number of the texture behind them
+        seed: of everything else: clutter, jitter and which sprites are used
+        split: "train", "validation" or "test"
+        oddities: (kind, slot) of marks that no sentence mentions
+    """
 
     width: int
     height: int
@@ -52,7 +61,18 @@ class Scene:
 
 
 def render(scene: Scene) -> tuple[Image.Image, np.ndarray]:
-    """The picture, and (things, rows, columns) how much of each 16 × 16 cell each thing covers, 0 … 1."""
+    """Draw a scene.
+
+    Returns:
+        The picture, and an array (things, rows, columns): the fraction of each 16 × 16 cell that each thing
+        covers.
+
+    Example:
+        >>> scene = Scene(96, 96, (Thing("star", "red", "small", (0, 0)),), 0, 0, "test")
+        >>> image, cover = render(scene)
+        >>> image.size, cover.shape
+        ((96, 96), (1, 6, 6))
+    """
     rng = np.random.default_rng([SPLITS.index(scene.split), scene.seed])
     canvas = _background(scene.split, scene.background)[: scene.height, : scene.width].copy()
     _clutter(canvas, rng)
@@ -73,13 +93,8 @@ def render(scene: Scene) -> tuple[Image.Image, np.ndarray]:
     return Image.fromarray(canvas.clip(0, 255).astype(np.uint8)), cover
 
 
-def is_scene_size(image: Image.Image) -> bool:
-    """Whether a picture could be a scene: photographs have other sizes, or nearly all of them have."""
-    return image.size in IMAGE_SIZES
-
-
 def shrink(image: Image.Image, cover: np.ndarray, factor: float) -> tuple[Image.Image, np.ndarray]:
-    """The picture at a lower resolution, sides again multiples of a cell, and what its cells then show."""
+    """Scale a picture and its cover down. The new sides are multiples of a cell, too."""
     rows, columns = (max(2, round(side * factor)) for side in cover.shape[1:])
     small = image.resize((columns * CELL, rows * CELL), Image.Resampling.BICUBIC)
     down, across = (_overlap(*sides) for sides in zip((rows, columns), cover.shape[1:], strict=True))
@@ -87,7 +102,7 @@ def shrink(image: Image.Image, cover: np.ndarray, factor: float) -> tuple[Image.
 
 
 def _overlap(new: int, old: int) -> np.ndarray:
-    """(new, old) how much of each of `new` equal parts of a line lies in each of `old` equal parts."""
+    """Return (new, old): the fraction of each of `new` equal parts of a line in each of `old` equal parts."""
     edges = np.arange(new + 1) * old / new
     part = np.arange(old)
     low, high = np.maximum(edges[:-1, None], part), np.minimum(edges[1:, None], part + 1)
@@ -97,7 +112,7 @@ def _overlap(new: int, old: int) -> np.ndarray:
 def _corner(
     scene: Scene, slot: tuple[int, int], reach: int, shape: tuple[int, ...], rng: np.random.Generator
 ) -> tuple[int, int]:
-    """Where a sprite of this shape goes: centred in its slots, with what jitter there is room for."""
+    """Return the corner (x, y) of a sprite: centred in its slots, moved a little if there is room."""
     place = []
     for axis, (extent, size) in enumerate(((scene.width, shape[1]), (scene.height, shape[0]))):
         start, room = slot[axis] * extent / GRID, reach * extent / GRID
@@ -113,7 +128,7 @@ def _paste(canvas: np.ndarray, mask: np.ndarray, x: int, y: int, colour: np.ndar
 
 
 def _clutter(canvas: np.ndarray, rng: np.random.Generator) -> None:
-    """Muted strokes and specks."""
+    """Draw muted strokes and specks."""
     height, width = canvas.shape[:2]
     layer = Image.new("L", (width, height))
     pen = ImageDraw.Draw(layer)
@@ -128,7 +143,7 @@ def _clutter(canvas: np.ndarray, rng: np.random.Generator) -> None:
     _paste(canvas, np.asarray(layer, dtype=np.float32) / 255, 0, 0, shade)
 
 
-# Banks, one per split.
+# Sprites and backgrounds of each split.
 
 
 def _seeded(split: str, what: int) -> np.random.Generator:
@@ -150,7 +165,7 @@ def _sprites(split: str) -> dict[tuple[str, str], list[np.ndarray]]:
 
 
 def _outline(shape: str, rng: np.random.Generator) -> np.ndarray:
-    """(n, 2) corners of a shape in the unit square, turned and stretched a little."""
+    """Return (n, 2) corners of a shape in the unit square, turned and stretched a little."""
     turn = math.radians(float(rng.uniform(-12, 12)))
     if shape in ("circle", "ring"):
         angles = np.linspace(0, 2 * math.pi, 40, endpoint=False)
@@ -183,11 +198,12 @@ def _outline(shape: str, rng: np.random.Generator) -> np.ndarray:
     rotation = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
     points = points @ rotation.T * rng.uniform(0.92, 1.0, (1, 2))
     points = points + rng.normal(0, 0.015, points.shape)  # no two sprites are the same, not even circles
-    return points / np.abs(points).max() / 2 + 0.5
+    unit: np.ndarray = points / np.abs(points).max() / 2 + 0.5
+    return unit
 
 
 def _mask(points: np.ndarray, size: int, hollow: bool = False) -> np.ndarray:
-    """(size, size) antialiased coverage of a polygon."""
+    """Return (size, size): the fraction of each pixel that a polygon covers."""
     scale = 8 * size
     layer = Image.new("L", (scale, scale))
     pen = ImageDraw.Draw(layer)
@@ -207,32 +223,34 @@ def _oddities(split: str) -> dict[tuple[int, int], np.ndarray]:
         for variant in range(_VARIANTS[split]):
             size = int(rng.integers(14, 19))
             layer = Image.new("L", (4 * size, 4 * size))
-            pen = ImageDraw.Draw(layer)
-            edge = 4 * size - 1
-            if kind == "zigzag":
-                xs = np.linspace(4, edge - 4, 6)
-                ys = [edge * (0.2 if i % 2 else 0.8) + rng.uniform(-4, 4) for i in range(6)]
-                pen.line([(float(x), float(y)) for x, y in zip(xs, ys, strict=True)], fill=255, width=8)
-            elif kind == "hash":
-                for part in (0.3, 0.7):
-                    pen.line((edge * part, 2, edge * part, edge - 2), fill=255, width=8)
-                    pen.line((2, edge * part, edge - 2, edge * part), fill=255, width=8)
-            elif kind == "blot":
-                for _ in range(5):
-                    x, y, r = rng.uniform(0.2, 0.8) * edge, rng.uniform(0.2, 0.8) * edge, rng.uniform(6, 13)
-                    pen.ellipse((x - r, y - r, x + r, y + r), fill=255)
-            else:
-                for angle in np.arange(6) * math.pi / 6 + rng.uniform(0, 0.5):
-                    dx, dy = math.cos(angle) * edge / 2, math.sin(angle) * edge / 2
-                    pen.line((edge / 2 - dx, edge / 2 - dy, edge / 2 + dx, edge / 2 + dy), fill=255, width=5)
+            _draw_oddity(ImageDraw.Draw(layer), kind, 4 * size - 1, rng)
             small = layer.resize((size, size), Image.Resampling.BOX)
             bank[number, variant] = np.asarray(small, dtype=np.float32) / 255
     return bank
 
 
+def _draw_oddity(pen: ImageDraw.ImageDraw, kind: str, edge: int, rng: np.random.Generator) -> None:
+    if kind == "zigzag":
+        xs = np.linspace(4, edge - 4, 6)
+        ys = [edge * (0.2 if i % 2 else 0.8) + rng.uniform(-4, 4) for i in range(6)]
+        pen.line([(float(x), float(y)) for x, y in zip(xs, ys, strict=True)], fill=255, width=8)
+    elif kind == "hash":
+        for part in (0.3, 0.7):
+            pen.line((edge * part, 2, edge * part, edge - 2), fill=255, width=8)
+            pen.line((2, edge * part, edge - 2, edge * part), fill=255, width=8)
+    elif kind == "blot":
+        for _ in range(5):
+            x, y, r = rng.uniform(0.2, 0.8) * edge, rng.uniform(0.2, 0.8) * edge, rng.uniform(6, 13)
+            pen.ellipse((x - r, y - r, x + r, y + r), fill=255)
+    else:
+        for angle in np.arange(6) * math.pi / 6 + rng.uniform(0, 0.5):
+            dx, dy = math.cos(angle) * edge / 2, math.sin(angle) * edge / 2
+            pen.line((edge / 2 - dx, edge / 2 - dy, edge / 2 + dx, edge / 2 + dy), fill=255, width=5)
+
+
 @lru_cache(maxsize=len(SPLITS) * _BACKGROUNDS)
 def _background(split: str, number: int) -> np.ndarray:
-    """(128, 128, 3) a muted texture, one of six kinds."""
+    """Return (128, 128, 3): a muted texture, one of six kinds."""
     rng = np.random.default_rng([18, SPLITS.index(split), number])
     side = 128
     y, x = np.mgrid[0:side, 0:side] / side
@@ -257,15 +275,17 @@ def _background(split: str, number: int) -> np.ndarray:
     else:
         pattern = np.sin(y * rng.uniform(15, 35) + np.sin(x * rng.uniform(6, 14)) * 2) * 0.4
     base = rng.uniform(95, 190) + rng.normal(0, 14, 3)
-    picture = base + pattern[..., None] * rng.uniform(14, 34)
+    picture: np.ndarray = base + pattern[..., None] * rng.uniform(14, 34)
     return picture.astype(np.float32)
 
 
 def random_background(rng: np.random.Generator) -> int:
+    """Draw the number of a background."""
     return int(rng.integers(_BACKGROUNDS))
 
 
 def random_oddity(rng: np.random.Generator) -> str:
+    """Draw a kind of oddity."""
     return _ODDITIES[int(rng.integers(len(_ODDITIES)))]
 
 

@@ -1,4 +1,4 @@
-"""The scenes model's own first stage."""
+"""The first stage of the scenes model: its vision encoder and its word embeddings, without the decoder."""
 
 from __future__ import annotations
 
@@ -10,18 +10,32 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.embedded.scenes.world import COLOURS, PLACES, SHAPES, SIZES
+from radical_rerank.embedded.scenes.world import ATTRIBUTE_WORDS, COLOURS, SHAPES
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, Document, load_image
 
 
 class SceneEmbedder:
-    """The embedded model's own first stage: late interaction of words and visual tokens.
+    """Embeds pictures and queries by late interaction of words and visual tokens.
 
-    A picture is, for every attribute word w, how close its best token is to it, v_w = max_t cos(x_t, e_w); a
-    query is which words it names. Their dot product sums, over what is named, the best token's similarity:
-    which colour goes with which shape it does not know, as first stages often do not. No decoder runs.
+    A picture's vector has one entry per attribute word w: the cosine of the word with the visual token
+    nearest to it, v_w = max_t cos(x_t, e_w). A query's vector counts the words in it. Their dot product sums
+    the cosines of the query's words. It does not see which colour belongs to which shape.
 
-    pairs: for every colour next to a shape, also how close the best token is to both
+    Args:
+        backbone: the scenes model
+        words: use the entries of single words
+        pairs: add an entry for each colour next to a shape: the largest sum of a token's two cosines
+        max_image_tokens: larger images are scaled down to this many visual tokens
+        batch_size: pictures that are encoded together
+
+    Example:
+        >>> from radical_rerank.embedded.scenes.lists import make_list
+        >>> item = make_list("test", 1, 4)
+        >>> embedder = SceneEmbedder(Backbone.from_pretrained())
+        >>> queries = embedder.embed_queries([item.descriptions[0].text()])
+        >>> scores = queries @ embedder.embed_images(item.images).T
+        >>> scores.shape, int(scores.argmax()) == item.targets[0]
+        (torch.Size([1, 4]), True)
     """
 
     def __init__(
@@ -36,15 +50,14 @@ class SceneEmbedder:
         self.name = "scenes" + ("" if words else "-pairs") + ("-and-pairs" if words and pairs else "")
         self.backbone = backbone
         self.max_image_tokens, self.batch_size = max_image_tokens, batch_size
-        self.words = [*COLOURS, *SHAPES, *SIZES, *PLACES]
-        sizes = [len(self.words), len(COLOURS) * len(SHAPES)]
+        sizes = [len(ATTRIBUTE_WORDS), len(COLOURS) * len(SHAPES)]
         self._mask = torch.tensor([float(words), float(pairs)]).repeat_interleave(torch.tensor(sizes))
-        ids = [
-            backbone.tokenizer(" " + word, add_special_tokens=False)["input_ids"][0] for word in self.words
-        ]
+        encode = backbone.tokenizer
+        ids = [encode(" " + word, add_special_tokens=False)["input_ids"][0] for word in ATTRIBUTE_WORDS]
         self._embeddings = normalize(backbone.model.get_input_embeddings().weight.detach()[ids], dim=-1)
 
     def embed_images(self, images: Sequence[Document]) -> Tensor:
+        """Return one row per image."""
         rows = []
         for start in range(0, len(images), self.batch_size):
             batch = [
@@ -56,20 +69,21 @@ class SceneEmbedder:
         return torch.stack(rows) if rows else torch.zeros(0, self._size)
 
     def embed_queries(self, queries: Sequence[str]) -> Tensor:
+        """Return one row per query."""
         rows = torch.zeros(len(queries), self._size)
         for row, query in zip(rows, queries, strict=True):
-            known = query.lower().split()
-            for word in known:
-                if word in self.words:
-                    row[self.words.index(word)] += 1
-            for colour, shape in pairwise(known):
+            words = query.lower().split()
+            for word in words:
+                if word in ATTRIBUTE_WORDS:
+                    row[ATTRIBUTE_WORDS.index(word)] += 1
+            for colour, shape in pairwise(words):
                 if colour in COLOURS and shape in SHAPES:
-                    row[len(self.words) + COLOURS.index(colour) * len(SHAPES) + SHAPES.index(shape)] += 1
+                    row[len(ATTRIBUTE_WORDS) + COLOURS.index(colour) * len(SHAPES) + SHAPES.index(shape)] += 1
         return rows * self._mask
 
     @property
     def _size(self) -> int:
-        return len(self.words) + len(COLOURS) * len(SHAPES)
+        return len(ATTRIBUTE_WORDS) + len(COLOURS) * len(SHAPES)
 
     def _vector(self, tokens: Tensor) -> Tensor:
         cosine = (normalize(tokens.float(), dim=-1) @ self._embeddings.float().T).cpu()

@@ -1,16 +1,21 @@
-"""The figures of the embedded model's card: ranking quality, and the signals that pruning relies on."""
+"""Measures the figures of the model card: ranking quality, and the signals that pruning relies on."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.embedded.scenes.datasets import composed_lists, scene_lists, scene_questions
@@ -19,9 +24,10 @@ from radical_rerank.embedded.scenes.training.batches import shown_by
 from radical_rerank.errors import InputError
 from radical_rerank.files import replacing
 from radical_rerank.lab.datasets import Dataset
-from radical_rerank.lab.metrics import measure
+from radical_rerank.lab.metrics import bootstrap
 from radical_rerank.lab.questions import accuracy
-from radical_rerank.lab.runner import Track
+from radical_rerank.lab.records import Cell, Records, RunFolder, provenance
+from radical_rerank.lab.runner import Runner
 from radical_rerank.method import (
     candidate_uniqueness,
     discriminative_importance,
@@ -29,136 +35,203 @@ from radical_rerank.method import (
     query_relevance,
     top_k,
 )
-from radical_rerank.pruning import Dense, Pruner, RaDiCal, Random
-from radical_rerank.reranking import Query, Reranker, calibrate
-from radical_rerank.reranking.calibration import profile_of
-from radical_rerank.reranking.encoding import VisionCache
+from radical_rerank.progress import Progress, silent
+from radical_rerank.pruning import Dense
+from radical_rerank.reranking import calibrate
+from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
+
+log = logging.getLogger("radical_rerank")
+
+Figures = dict[str, dict[str, float]]
+"""by the name of a figure, its values by their names"""
+
+PROTOCOL = "Candidates are shuffled with seed 42; ± is half the width of a 95% bootstrap interval."
+"""how the ranking quality is measured, for the card"""
 
 
 @dataclass(frozen=True)
-class Card:
-    """Measures group after group; a file keeps those that are done, so that a killed run goes on."""
+class Comparison:
+    """Settings that rank the same lists.
+
+    Args:
+        data: the lists
+        cells: the settings, each with its name on the card
+        options: options of all Rerankers
+    """
+
+    data: Dataset
+    cells: Sequence[Cell]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def comparisons(lists: int, num_layers: int) -> list[Comparison]:
+    """Return the comparisons of the card.
+
+    Args:
+        lists: lists per comparison
+        num_layers: of the model's decoder
+    """
+    halfway = "Random 20% before the layer at half depth, N = 20"
+    return [
+        Comparison(
+            scene_lists(lists=lists),
+            [
+                Cell("Dense, N = 20", "dense"),
+                Cell("RaDiCal 20%, N = 20", "radical", 0.2),
+                Cell("RaDiCal 10%, N = 20", "radical", 0.1),
+                Cell("Random 20%, the same layers, N = 20", "random", 0.2),
+                Cell(halfway, "random", 0.2, options={"layers": [num_layers // 2]}),
+            ],
+        ),
+        # A picture of 96 × 96 pixels has 36 tokens. With 9 tokens, its sides are halved.
+        Comparison(
+            scene_lists(lists=lists), [Cell("Dense, sides halved, N = 20", "dense")], {"max_image_tokens": 9}
+        ),
+        Comparison(composed_lists(lists=lists), [Cell("Dense, composed, N = 20", "dense")]),
+        Comparison(scene_lists(lists=lists, count=5), [Cell("Dense, N = 5", "dense")]),
+        Comparison(scene_lists(lists=lists, count=10), [Cell("Dense, N = 10", "dense")]),
+        Comparison(scene_lists(lists=lists, count=50), [Cell("Dense, N = 50, windows of 20", "dense")]),
+    ]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Measures all figures of the card. A run that was killed goes on where it stopped.
+
+    Args:
+        backbone: the scenes model
+        lists: lists per figure
+        path: where to keep the figures, with the records of all rankings in a folder beside it; None for
+            nowhere
+        progress: shows how far it is
+    """
 
     backbone: Backbone
     lists: int
-    path: Path | None
-    track: Track
+    path: Path | None = None
+    progress: Progress = silent
 
-    def run(self) -> dict[str, dict[str, float]]:
+    def run(self) -> Figures:
+        """Measure the figures that are missing. Returns all of them."""
         done = self._load()
-        for names, figures in self.groups().items():
-            if not set(names) <= set(done["figures"]):
-                done["figures"] |= figures()
-                self._save(done)
-        return done["figures"]
+        figures: Figures = done["figures"]
+        with ExitStack() as stack:
+            if self.path is None:
+                place = Path(stack.enter_context(TemporaryDirectory()))
+            else:
+                place = self.path.with_name(f"{self.path.stem}-records")
+            folder = stack.enter_context(RunFolder(place))
+            for names, measured in self.groups(folder).items():
+                if not set(names) <= set(figures):
+                    log.info("measuring: %s", "; ".join(names))
+                    figures |= measured()
+                    self._save(done)
+        return figures
 
-    def groups(self) -> dict[tuple[str, ...], Callable[[], dict[str, dict[str, float]]]]:
-        """By the names of its figures, what measures them: settings that share their lists run together."""
-        backbone, lists, track = self.backbone, self.lists, self.track
-        profile = profile_of(backbone)
-        plans: list[tuple[Dataset, dict[str, tuple[Pruner, dict[str, Any]]]]] = [
-            (
-                scene_lists(lists=lists),
-                {
-                    "Dense, N = 20": (Dense(), {}),
-                    "RaDiCal 20%, N = 20": (RaDiCal(keep=0.2, profile=profile), {}),
-                    "RaDiCal 10%, N = 20": (RaDiCal(keep=0.1, profile=profile), {}),
-                    "Random 20%, the same layers, N = 20": (Random(keep=0.2, profile=profile), {}),
-                    "Random 20% before the layer at half depth, N = 20": (
-                        Random(keep=0.2, layers=[backbone.shape.num_layers // 2]),
-                        {},
-                    ),
-                    # 96 x 96 pixels are 36 tokens: at most 9 are half the side.
-                    "Dense, sides halved, N = 20": (Dense(), {"max_image_tokens": 9}),
-                },
-            ),
-            (composed_lists(lists=lists), {"Dense, composed, N = 20": (Dense(), {})}),
-            (scene_lists(lists=lists, count=5), {"Dense, N = 5": (Dense(), {})}),
-            (scene_lists(lists=lists, count=10), {"Dense, N = 10": (Dense(), {})}),
-            (scene_lists(lists=lists, count=50), {"Dense, N = 50, windows of 20": (Dense(), {})}),
-        ]
-
-        def quality(data: Dataset, settings: dict[str, Any]) -> dict[str, dict[str, float]]:
-            cache = VisionCache(1 << 28)
-            rerankers = {
-                name: Reranker(backbone, pruner, vision_cache=cache, **options)
-                for name, (pruner, options) in settings.items()
-            }
-            return ranking_quality(rerankers, data, lambda items: track(items, next(iter(settings))))
-
-        def alone(
-            name: str, measure: Callable[..., dict[str, float]], count: int
-        ) -> Callable[[], dict[str, dict[str, float]]]:
-            return lambda: {name: measure(backbone, count, lambda items: track(items, name))}
-
-        groups: dict[tuple[str, ...], Callable[[], dict[str, dict[str, float]]]] = {
-            tuple(settings): partial(quality, data, settings) for data, settings in plans
-        }
-        groups[("signals",)] = alone("signals", signals, lists)
-        groups[("questions",)] = alone("questions", question_accuracy, lists)
-        groups[("H_norm",)] = alone("H_norm", entropy_profiles, max(1, lists // 10))
+    def groups(self, folder: RunFolder) -> dict[tuple[str, ...], Callable[[], Figures]]:
+        """Return what measures the figures of each group, by their names. folder: of the records"""
+        groups: dict[tuple[str, ...], Callable[[], Figures]] = {}
+        for number, comparison in enumerate(comparisons(self.lists, self.backbone.shape.num_layers)):
+            names = tuple(cell.name for cell in comparison.cells)
+            groups[names] = partial(self._compare, comparison, folder, f"rankings-{number}")
+        backbone, progress = self.backbone, self.progress
+        groups["signals",] = lambda: {"signals": signals(backbone, self.lists, progress)}
+        groups["questions",] = lambda: {"questions": question_accuracy(backbone, self.lists, progress)}
+        groups["H_norm",] = lambda: {"H_norm": entropy_curve(backbone, max(1, self.lists // 10), progress)}
         return groups
 
+    def _compare(self, comparison: Comparison, folder: RunFolder, name: str) -> Figures:
+        runner = Runner(self.backbone, provenance(), options=dict(comparison.options))
+        return ranking_quality(
+            runner, comparison.data, comparison.cells, folder.records(name), progress=self.progress
+        )
+
     def _load(self) -> dict[str, Any]:
-        settings = {"model": self.backbone.name, "lists": self.lists}
+        facts = {"model": self.backbone.name, "lists": self.lists, "protocol": PROTOCOL}
         if self.path is None or not self.path.is_file():
-            return {**settings, "figures": {}}
-        done = json.loads(self.path.read_text(encoding="utf-8"))
-        if {key: done[key] for key in settings} != settings:
-            raise InputError(f"{self.path} holds the figures of another model or number of lists")
+            return {**facts, "figures": {}}
+        done = read_figures(self.path)
+        if {key: done.get(key) for key in facts} != facts:
+            raise InputError(
+                f"{self.path} holds the figures of another model or number of lists, or of another protocol"
+            )
         return done
 
     def _save(self, done: dict[str, Any]) -> None:
         if self.path is not None:
             with replacing(self.path) as file:
-                json.dump(done, file, indent=1)
+                json.dump(done, file, indent=1, ensure_ascii=False)
                 file.write("\n")
 
 
+def read_figures(path: Path) -> dict[str, Any]:
+    """Read a file of figures."""
+    try:
+        done = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read the figures in {path}: {error}") from None
+    if not isinstance(done, dict) or not isinstance(done.get("figures"), dict):
+        raise InputError(f"{path} holds no figures")
+    return done
+
+
 def ranking_quality(
-    rerankers: dict[str, Reranker], data: Dataset, track: Callable[[Iterable[Any]], Iterable[Any]] = iter
-) -> dict[str, dict[str, float]]:
-    """Per reranker MRR@10 with the half width of its 95% interval, and R@1; one relevant picture per list."""
-    rankings: dict[str, dict[str, list[str]]] = {name: {} for name in rerankers}
-    relevant = {}
-    for task in track(data.tasks):
-        assert task.candidates is not None
-        relevant[task.id] = task.relevant
-        reference = None if task.reference is None else data.picture(task.reference)
-        images = [data.picture(name) for name in task.candidates]
-        for name, reranker in rerankers.items():
-            order = reranker.rank(Query(task.text, reference), images).order
-            rankings[name][task.id] = [task.candidates[i] for i in order]
-    result = {}
-    for name, found in rankings.items():
-        measures = list(measure(found, relevant).values())
-        mrr = np.array([values["MRR@10"] for values in measures])
-        result[name] = {
-            "MRR@10": float(mrr.mean()),
-            "±": float(1.96 * mrr.std(ddof=min(1, len(mrr) - 1)) / len(mrr) ** 0.5),
-            "R@1": float(np.mean([values["R@1"] for values in measures])),
-            "lists": len(mrr),
+    runner: Runner, data: Dataset, cells: Sequence[Cell], records: Records, *, progress: Progress = silent
+) -> Figures:
+    """Rank the lists of a data set with every cell, unless there is a record of it.
+
+    Args:
+        runner: the model, and options of all Rerankers
+        data: lists
+        cells: the settings
+        records: of earlier rankings, and of the new ones
+        progress: shows how far it is
+
+    Returns:
+        Per cell MRR@10 with half the width of its 95% bootstrap interval, R@1, and the number of lists.
+    """
+    runner.run(data, cells, records, progress=progress)
+    measures: dict[str, list[dict[str, float]]] = {cell.name: [] for cell in cells}
+    for record in records.claimed():
+        measures[record["cell"]].append(record["measures"])
+    quality = {}
+    for name, values in measures.items():
+        mrr = [value["MRR@10"] for value in values]
+        low, high = bootstrap(mrr)
+        quality[name] = {
+            "MRR@10": float(np.mean(mrr)),
+            "±": (high - low) / 2,
+            "R@1": float(np.mean([value["R@1"] for value in values])),
+            "lists": len(values),
         }
-    return result
+    return quality
 
 
-def question_accuracy(
-    backbone: Backbone, count: int, track: Callable[[Iterable[Any]], Iterable[Any]] = iter
-) -> dict[str, float]:
-    """Share of right answers to yes/no and to colour questions about single scenes."""
-    data = scene_questions(pictures=count)
-    return accuracy(backbone, {"Dense": Dense()}, data, track)["Dense"] | {"questions": len(data.questions)}
+def question_accuracy(backbone: Backbone, pictures: int, progress: Progress = silent) -> dict[str, float]:
+    """Return the fraction of right answers to each kind of question about single scenes."""
+    data = scene_questions(pictures=pictures)
+    return accuracy(backbone, {"Dense": Dense()}, data, progress)["Dense"] | {
+        "questions": len(data.questions)
+    }
 
 
-def entropy_profiles(
-    backbone: Backbone, lists: int, track: Callable[[Iterable[Any]], Iterable[Any]] = iter
-) -> dict[str, float]:
-    """H_norm per layer on two differently seeded data sets, and how alike the two curves are."""
+def entropy_curve(backbone: Backbone, lists: int, progress: Progress = silent) -> dict[str, float]:
+    """Measure H_norm per layer on two data sets with different seeds.
+
+    Args:
+        backbone: the scenes model
+        lists: lists per data set
+        progress: shows how far it is
+
+    Returns:
+        The first data set's curve, and how well the two agree (Pearson's r).
+    """
     curves = []
     for seed in (1, 2):
         data = scene_lists(lists=lists, seed=seed)
         tasks = (
-            (task.text, [data.picture(name) for name in task.candidates or ()]) for task in track(data.tasks)
+            (task.text, [data.picture(name) for name in task.candidates or ()])
+            for task in progress(data.tasks, f"H_norm, seed {seed}")
         )
         h_norm = calibrate(backbone, tasks).h_norm
         assert h_norm is not None
@@ -167,11 +240,89 @@ def entropy_profiles(
     return result | {f"layer {layer}": float(value) for layer, value in enumerate(curves[0])}
 
 
-# Signals: before any layer has run.
+# Signals before any decoder layer has run.
 
 
-def evidence_cells(item: SceneList) -> torch.Tensor:
-    """(V,) which tokens show a thing that the first description's own phrases name."""
+@dataclass(frozen=True)
+class ListSignals:
+    """What the priors see in one list.
+
+    Args:
+        auc: ROC AUC of cos(token, query) for the tokens that show a thing of the query
+        positive: the fraction of tokens with a positive cosine
+        kept: per prior, the fraction of the target's evidence that it keeps
+    """
+
+    auc: float
+    positive: float
+    kept: dict[str, float]
+
+
+def signals(
+    backbone: Backbone, lists: int, progress: Progress = silent, *, count: int = 20, split: str = "test"
+) -> dict[str, float]:
+    """Measure what the priors see.
+
+    Args:
+        backbone: the scenes model
+        lists: how many lists
+        progress: shows how far it is
+        count: candidates per list
+        split: of the lists
+
+    Returns:
+        The mean ROC AUC, the least fraction of tokens with a positive cosine, and per prior the mean fraction
+        of the target's evidence that it keeps.
+    """
+    measured = [
+        list_signals(backbone, make_list(split, seed, count), seed)
+        for seed in progress(range(lists), "signals")
+    ]
+    result = {
+        "AUC": float(np.mean([one.auc for one in measured])),
+        "least positive share": min(one.positive for one in measured),
+        "lists": lists,
+    }
+    return result | {
+        f"evidence kept by {name}": float(np.mean([one.kept[name] for one in measured]))
+        for name in measured[0].kept
+    }
+
+
+def list_signals(backbone: Backbone, item: SceneList, seed: int, *, keep: float = 0.2) -> ListSignals:
+    """Measure what the priors see in one list, for its first description.
+
+    Args:
+        backbone: the scenes model
+        item: the list
+        seed: of the random prior
+        keep: the fraction of tokens that each prior keeps
+    """
+    features = backbone.encode([backbone.preprocess(image, MAX_IMAGE_TOKENS) for image in item.images])
+    tokens = torch.cat([feature.tokens for feature in features])
+    sizes = torch.tensor([len(feature.tokens) for feature in features])
+    owner = torch.arange(len(features)).repeat_interleave(sizes)
+    ids = backbone.tokenizer(" " + item.descriptions[0].text(), add_special_tokens=False)["input_ids"]
+    query = backbone.model.get_input_embeddings().weight.detach()[ids].mean(0)
+    cosine = cosine_similarity(tokens, query[None], dim=-1)
+    evidence = evidence_cells(item)
+    target = evidence & (owner == item.targets[0])
+    scores = {
+        "DTI": discriminative_importance(tokens, query, owner),
+        "relevance": query_relevance(tokens, query),
+        "uniqueness": candidate_uniqueness(tokens),
+        "random": torch.rand(len(tokens), generator=torch.Generator().manual_seed(seed)),
+    }
+    best = {name: top_k(score, keep_count(keep, len(tokens))) for name, score in scores.items()}
+    return ListSignals(
+        roc_auc(cosine, evidence),
+        float((cosine > 0).float().mean()),
+        {name: float(target[kept].sum() / target.sum()) for name, kept in best.items()},
+    )
+
+
+def evidence_cells(item: SceneList) -> Tensor:
+    """Return (V,): which visual tokens show a thing of the first description, apart from shared things."""
     parts = []
     phrases = item.descriptions[0].phrases
     for scene, (_, cover) in zip(item.scenes, item.rendered, strict=True):
@@ -181,47 +332,13 @@ def evidence_cells(item: SceneList) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(parts))
 
 
-def signals(
-    backbone: Backbone,
-    lists: int,
-    track: Callable[[Iterable[Any]], Iterable[Any]] = iter,
-    *,
-    count: int = 20,
-    split: str = "test",
-) -> dict[str, float]:
-    """What the priors see: ROC AUC of cos(token, query) for the cells that show a queried thing; the least
-    share of tokens with a positive cosine; the target's evidence that each prior keeps at a 20% budget."""
-    embedding = backbone.model.get_input_embeddings().weight.detach()
-    auc, positive = [], []
-    kept: dict[str, list[float]] = {name: [] for name in ("DTI", "relevance", "uniqueness", "random")}
-    for seed in track(range(lists)):
-        item = make_list(split, seed, count)
-        features = backbone.encode([backbone.preprocess(image, 384) for image in item.images])
-        tokens = torch.cat([f.tokens for f in features])
-        owner = torch.arange(count).repeat_interleave(torch.tensor([len(f.tokens) for f in features]))
-        ids = backbone.tokenizer(" " + item.descriptions[0].text(), add_special_tokens=False)["input_ids"]
-        query = embedding[ids].mean(0)
-        cosine = torch.nn.functional.cosine_similarity(tokens, query[None], dim=-1)
-        evidence = evidence_cells(item)
-        auc.append(roc_auc(cosine, evidence))
-        positive.append(float((cosine > 0).float().mean()))
-        target = evidence & (owner == item.targets[0])
-        draw = torch.rand(len(tokens), generator=torch.Generator().manual_seed(seed))
-        scores: dict[str, Any] = {
-            "DTI": discriminative_importance(tokens, query, owner),
-            "relevance": query_relevance(tokens, query),
-            "uniqueness": candidate_uniqueness(tokens),
-            "random": draw,
-        }
-        for name, score in scores.items():
-            best = top_k(score, keep_count(0.2, len(tokens)))
-            kept[name].append(float(target[best].sum() / target.sum()))
-    result = {"AUC": float(np.mean(auc)), "least positive share": min(positive), "lists": lists}
-    return result | {f"evidence kept by {name}": float(np.mean(v)) for name, v in kept.items()}
+def roc_auc(score: Tensor, positive: Tensor) -> float:
+    """Return the probability that a positive has a higher score than a negative. Ties count half.
 
-
-def roc_auc(score: torch.Tensor, positive: torch.Tensor) -> float:
-    """The probability that a positive scores above a negative, ties counted half."""
+    Example:
+        >>> roc_auc(torch.tensor([0.1, 0.4, 0.9]), torch.tensor([False, True, True]))
+        1.0
+    """
     _, rank, count = torch.unique(score, return_inverse=True, return_counts=True)
     upper = count.cumsum(0).double()
     middle = (upper - count.double() / 2 + 0.5)[rank]

@@ -1,4 +1,4 @@
-"""A gallery to search in: many scenes, many queries, and every scene that each query matches."""
+"""A gallery to search: many scenes, and queries for which every match is known."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from radical_rerank.embedded.scenes.lists import draw_candidates, draw_descripti
 from radical_rerank.embedded.scenes.world import Description, Thing
 
 GROUP = 20
-"""So many scenes share their large things: what a first stage finds is alike, as in a real gallery"""
+"""how many scenes share their large things, so that the results of a first stage look alike"""
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """`relevant[q]` are the numbers of all scenes that description q matches, `sources[q]` the one it
-    was made for."""
+    """Scenes and queries over all of them.
+
+    Args:
+        scenes: the gallery
+        descriptions: the queries
+        sources: per query, the number of the scene that it was drawn from
+        relevant: per query, the numbers of all scenes that match it
+    """
 
     scenes: tuple[Scene, ...]
     descriptions: tuple[Description, ...]
@@ -25,7 +31,19 @@ class Gallery:
 
 
 def make_gallery(split: str, seed: int, *, size: int = 1000, queries: int = 1000) -> Gallery:
-    """`size` scenes in groups of look-alikes; the queries describe scenes all over the gallery."""
+    """Draw a gallery: groups of similar scenes, and descriptions of scenes all over it.
+
+    Args:
+        split: "train", "validation" or "test"
+        seed: the same seed gives the same gallery
+        size: how many scenes
+        queries: how many descriptions
+
+    Example:
+        >>> gallery = make_gallery("test", 0, size=40, queries=3)
+        >>> len(gallery.scenes), [scene in gallery.relevant[q] for q, scene in enumerate(gallery.sources)]
+        (40, [True, True, True])
+    """
     rng = stream(split, 3, seed)
     scenes: list[Scene] = []
     shared: list[list[Thing]] = []
@@ -43,11 +61,11 @@ def make_gallery(split: str, seed: int, *, size: int = 1000, queries: int = 1000
     order = rng.permutation(size)
     while len(descriptions) < queries:
         source = int(order[len(descriptions) % size])
-        # A mention tells lists of look-alikes nothing, and was learned as such; here it would tell something.
+        # In a list, a mention of shared things says nothing, and the model was trained so. Here it would.
         description = draw_description(rng, scenes[source].things, shared[source], mention_shared=0)
         if description is None:
             continue
-        # Only scenes with things of all the named kinds need a closer look.
+        # Only scenes with things of all the mentioned kinds can match.
         kinds = [(p.colour, p.shape) for p in (*description.phrases, *description.shared)]
         likely = set.intersection(*(having[kind] for kind in kinds))
         descriptions.append(description)

@@ -1,6 +1,6 @@
-"""Lists, galleries, composed queries and questions, each drawn from a seed.
+"""Lists, composed queries and questions, each drawn from a seed.
 
-The same seed gives the same data, byte for byte; splits never share a seed's stream.
+The same seed gives the same data, byte for byte. The splits draw from different random streams.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class SceneList:
-    """Candidates and descriptions, each of which exactly one candidate matches (`targets`)."""
+    """Candidates, and descriptions that each match exactly one of them.
+
+    Args:
+        scenes: the candidates
+        descriptions: the queries
+        targets: per description, the place of its match in `scenes`
+    """
 
     scenes: tuple[Scene, ...]
     descriptions: tuple[Description, ...]
@@ -46,23 +52,41 @@ class SceneList:
 
     @cached_property
     def rendered(self) -> list[tuple[Image.Image, np.ndarray]]:
+        """Per candidate, what `render` returns."""
         return [render(scene) for scene in self.scenes]
 
     @property
     def images(self) -> list[Image.Image]:
+        """The candidates' pictures."""
         return [image for image, _ in self.rendered]
 
 
 def stream(split: str, kind: int, seed: int) -> Rng:
-    """The random stream of one item of one split."""
+    """Return the random generator of one item of a split. kind: what the item is, any number"""
     return np.random.default_rng([SPLITS.index(split), kind, seed])
 
 
 def make_list(split: str, seed: int, count: int, *, queries: int = 1, similarity: float = 0.7) -> SceneList:
-    """`count` scenes that share their large things, and descriptions that one scene each matches.
+    """Draw a list: scenes that share their large things, and descriptions that each match one of them.
 
-    similarity (0 … 1): how small the pool of small things is, how often a scene is another one's twin
-    (the same things elsewhere), how often background and layout are shared.
+    Args:
+        split: "train", "validation" or "test"
+        seed: the same seed gives the same list
+        count: how many scenes
+        queries: how many descriptions
+        similarity: from 0 to 1, how alike the scenes are. It sets how many kinds of small things there are,
+            how often a scene has the same things as another in other places, and how often scenes share
+            their background and layout.
+
+    Returns:
+        The list. Its pictures are drawn when they are first used.
+
+    Example:
+        >>> item = make_list("test", 0, 5)
+        >>> item.descriptions[0].text(), item.targets
+        ('an orange circle with a large yellow heart and a large blue circle', (2,))
+        >>> len(item.images)
+        5
     """
     rng = stream(split, 0, seed)
     while True:
@@ -80,11 +104,16 @@ def make_list(split: str, seed: int, count: int, *, queries: int = 1, similarity
         if len(descriptions) == queries:
             chosen = list(descriptions.values())
             return SceneList(tuple(scenes), tuple(d for d, _ in chosen), tuple(t for _, t in chosen))
-        # Too alike for so many descriptions: draw the scenes again, a little less alike.
+        # The scenes are too alike to be told apart by this many descriptions: draw less similar ones.
         similarity *= 0.9
 
 
 def draw_candidates(rng: Rng, split: str, count: int, similarity: float) -> tuple[list[Scene], list[Thing]]:
+    """Draw scenes that share their large things.
+
+    Returns:
+        The scenes, and the large things.
+    """
     side = round(6 - 2.2 * similarity + (count > 12) * 0.4)
     colours = [str(c) for c in rng.permutation(COLOURS)[: min(side, 8)]]
     shapes = [str(s) for s in rng.permutation(SHAPES)[: min(side, 8)]]
@@ -92,7 +121,7 @@ def draw_candidates(rng: Rng, split: str, count: int, similarity: float) -> tupl
     background = random_background(rng)
     scenes: list[Scene] = []
     for _ in range(count):
-        if scenes and rng.random() < 0.3 * similarity:  # a twin: the same things elsewhere
+        if scenes and rng.random() < 0.3 * similarity:  # a twin: the same things in other places
             things = [replace(t) for t in scenes[int(rng.integers(len(scenes)))].things if t.size == "small"]
         else:
             things = _small(rng, colours, shapes, int(rng.integers(2, 4)))
@@ -117,7 +146,14 @@ def _small(rng: Rng, colours: Sequence[str], shapes: Sequence[str], count: int) 
 def place_things(
     rng: Rng, large: Sequence[Thing], small: Sequence[Thing], *, same_layout: bool
 ) -> list[Thing]:
-    """Put the large things where they are (or move the first elsewhere), the small ones into free slots."""
+    """Give every thing a slot.
+
+    Args:
+        rng: draws the slots
+        large: stay in their slots, except that a single one may move
+        small: go to free slots
+        same_layout: leave a single large thing in its slot, too
+    """
     placed = list(large)
     if not same_layout and len(large) == 1:
         placed = [replace(large[0], slot=(int(rng.integers(3)), int(rng.integers(3))))]
@@ -128,7 +164,7 @@ def place_things(
 
 
 def compose_scene(rng: Rng, split: str, things: Sequence[Thing], background: int | None = None) -> Scene:
-    """A picture of these things: some size, a background, clutter, and one or two oddities in free slots."""
+    """Draw the rest of a scene of these things: its size, background and oddities in free slots."""
     width, height = IMAGE_SIZES[int(rng.integers(len(IMAGE_SIZES)))]
     taken = frozenset().union(*(thing.slots for thing in things))
     free = [(x, y) for x in range(GRID) for y in range(GRID) if (x, y) not in taken]
@@ -148,7 +184,17 @@ def compose_scene(rng: Rng, split: str, things: Sequence[Thing], background: int
 def draw_description(
     rng: Rng, things: Sequence[Thing], shared: Sequence[Thing], *, mention_shared: float = 0.4
 ) -> Description | None:
-    """A true description of one or two small things, perhaps with a mention of what all candidates show."""
+    """Draw a description of one or two small things of a scene.
+
+    Args:
+        rng: draws it
+        things: of the scene
+        shared: large things that all candidates show
+        mention_shared: the probability that the description mentions some of them
+
+    Returns:
+        The description, or None if the scene does not match it.
+    """
     small = [thing for thing in things if thing.size == "small"]
     order = rng.permutation(len(small))
     first = small[order[0]]
@@ -183,18 +229,30 @@ def _phrase(rng: Rng, thing: Thing, *, place: float) -> Phrase:
 
 @dataclass(frozen=True)
 class Change:
-    """A change in words, what it leads to, and the one candidate that shows the reference after it."""
+    """A change to a reference scene, in words.
+
+    Args:
+        text: the query
+        new: the thing as it is after the change
+        kept: the small things of the reference that stay as they are
+        target: the place of the one candidate that shows the reference after the change
+    """
 
     text: str
     new: Phrase
     kept: tuple[Phrase, ...]
-    """the small things of the reference that stay as they are"""
     target: int
 
 
 @dataclass(frozen=True)
 class Composed:
-    """A reference scene, changes to it, and candidates of which one each shows the reference after it."""
+    """A reference scene, candidates, and changes that each lead from the reference to one candidate.
+
+    Args:
+        reference: the scene that is changed
+        scenes: the candidates
+        changes: the queries
+    """
 
     reference: Scene
     scenes: tuple[Scene, ...]
@@ -202,23 +260,39 @@ class Composed:
 
     @cached_property
     def rendered(self) -> list[tuple[Image.Image, np.ndarray]]:
-        """The reference first."""
+        """What `render` returns for the reference, then for each candidate."""
         return [render(scene) for scene in (self.reference, *self.scenes)]
 
     @property
     def images(self) -> list[Image.Image]:
+        """The candidates' pictures."""
         return [image for image, _ in self.rendered[1:]]
 
 
 def make_composed(
     split: str, seed: int, count: int, *, queries: int = 1, things: int | None = None
 ) -> Composed:
-    """The reference's small things in other colours, each combination once.
+    """Draw a composed list: candidates with the reference's things in other colours, each combination once.
 
-    So some negatives show the change but not the rest of the reference, some the rest without the change,
-    and one may be the reference itself. There are at most `queries` changes, fewer for few candidates.
+    So some wrong candidates show the change but not the rest of the reference. Some show the rest without the
+    change. One may be like the reference itself.
 
-    things: how many small ones a scene has, two or three; None for either
+    Args:
+        split: "train", "validation" or "test"
+        seed: the same seed gives the same list
+        count: how many candidates
+        queries: how many changes; there are fewer if the candidates are few
+        things: how many small things a scene has, 2 or 3; by default either
+
+    Returns:
+        The list. Its pictures are drawn when they are first used.
+
+    Example:
+        >>> item = make_composed("test", 0, 5)
+        >>> item.changes[0].text
+        'the square is blue instead of pink'
+        >>> len(item.images)
+        5
     """
     rng = stream(split, 1, seed)
     large = _large(rng, 1)
@@ -226,21 +300,11 @@ def make_composed(
     drawn = 2 if rng.random() < 0.5 else 3
     number = 3 if count >= 60 else things or drawn  # two shapes in eight colours are 64 scenes
     small = [Thing(shapes[i], "", "small", (0, 0)) for i in range(number)]
-    palettes = [[str(c) for c in rng.permutation(COLOURS)] for _ in small]
-    sides = [1] * len(small)
-    while math.prod(sides) < count + 1:
-        sides[sides.index(min(sides))] += 1
-    combinations = [
-        tuple(palette[i] for palette, i in zip(palettes, place, strict=True)) for place in np.ndindex(*sides)
-    ]
-    first = combinations[0]
-    near = [c for c in combinations if sum(a != b for a, b in zip(c, first, strict=True)) == 1]
-    wanted = [near[i] for i in rng.permutation(len(near))[: min(queries, count)]]
-    others = [c for c in combinations if c not in wanted]
-    chosen = wanted + [others[i] for i in rng.permutation(len(others))[: count - len(wanted)]]
+    first, wanted, others = _colourings(rng, number, count, queries)
+    chosen = wanted + others
     layout = place_things(rng, large, small, same_layout=True)[len(large) :]
 
-    def scene_of(colours: tuple[str, ...], things: Sequence[Thing]) -> Scene:
+    def scene_of(colours: Sequence[str], things: Sequence[Thing]) -> Scene:
         shown = [replace(thing, colour=colour) for thing, colour in zip(things, colours, strict=True)]
         return compose_scene(rng, split, [*large, *shown])
 
@@ -251,20 +315,40 @@ def make_composed(
         moved = rng.random() < 0.5
         placed = place_things(rng, large, small, same_layout=True)[len(large) :] if moved else layout
         scenes.append(scene_of(chosen[number], placed))
-    changes = []
-    for number, colours in enumerate(wanted):
-        at = next(i for i, (a, b) in enumerate(zip(colours, first, strict=True)) if a != b)
-        changes.append(
-            Change(
-                f"the {shapes[at]} is {colours[at]} instead of {first[at]}",
-                Phrase(colours[at], shapes[at]),
-                tuple(
-                    Phrase(c, t.shape) for i, (c, t) in enumerate(zip(first, small, strict=True)) if i != at
-                ),
-                order.index(number),
-            )
-        )
+    changes = [
+        _change(shapes[: len(small)], first, colours, order.index(number))
+        for number, colours in enumerate(wanted)
+    ]
     return Composed(reference, tuple(scenes), tuple(changes))
+
+
+def _colourings(
+    rng: Rng, things: int, count: int, queries: int
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Draw a colour per thing: of the reference, of the targets (one differs) and of other candidates."""
+    palettes = [[str(c) for c in rng.permutation(COLOURS)] for _ in range(things)]
+    sides = [1] * things
+    while math.prod(sides) < count + 1:
+        sides[sides.index(min(sides))] += 1
+    combinations = [
+        tuple(palette[i] for palette, i in zip(palettes, place, strict=True)) for place in np.ndindex(*sides)
+    ]
+    first = combinations[0]
+    near = [c for c in combinations if sum(a != b for a, b in zip(c, first, strict=True)) == 1]
+    wanted = [near[i] for i in rng.permutation(len(near))[: min(queries, count)]]
+    rest = [c for c in combinations if c not in wanted]
+    return first, wanted, [rest[i] for i in rng.permutation(len(rest))[: count - len(wanted)]]
+
+
+def _change(shapes: Sequence[str], old: Sequence[str], new: Sequence[str], target: int) -> Change:
+    """Put the one difference between two colourings into words."""
+    at = next(i for i, (a, b) in enumerate(zip(new, old, strict=True)) if a != b)
+    return Change(
+        f"the {shapes[at]} is {new[at]} instead of {old[at]}",
+        Phrase(new[at], shapes[at]),
+        tuple(Phrase(c, s) for i, (c, s) in enumerate(zip(old, shapes, strict=True)) if i != at),
+        target,
+    )
 
 
 # Questions about one scene.
@@ -272,6 +356,15 @@ def make_composed(
 
 @dataclass(frozen=True)
 class SceneQuestion:
+    """A question about a scene.
+
+    Args:
+        scene: the scene
+        text: the question
+        answer: one word
+        phrase: the thing that is asked about
+    """
+
     scene: Scene
     text: str
     answer: str
@@ -279,7 +372,18 @@ class SceneQuestion:
 
 
 def make_questions(split: str, seed: int, count: int = 1) -> list[SceneQuestion]:
-    """Questions about one scene: "is there a red star ?" and "what colour is the star ?"."""
+    """Draw a scene and questions about it: "is there a red star ?" or "what colour is the star ?".
+
+    Args:
+        split: "train", "validation" or "test"
+        seed: the same seed gives the same questions
+        count: how many questions
+
+    Example:
+        >>> question = make_questions("test", 0)[0]
+        >>> question.text, question.answer
+        ('is there a yellow cross ?', 'no')
+    """
     rng = stream(split, 2, seed)
     colours, shapes = [str(c) for c in rng.permutation(COLOURS)], [str(s) for s in rng.permutation(SHAPES)]
     small = [
@@ -290,22 +394,25 @@ def make_questions(split: str, seed: int, count: int = 1) -> list[SceneQuestion]
     scene = compose_scene(rng, split, place_things(rng, large, small, same_layout=True))
     questions: list[SceneQuestion] = []
     while len(questions) < count:
-        thing = scene.things[int(rng.integers(len(scene.things)))]
-        if rng.random() < 0.3:
-            phrase = Phrase(None, thing.shape)
-            questions.append(
-                SceneQuestion(scene, f"what colour is the {thing.shape} ?", thing.colour, phrase)
-            )
-            continue
-        yes = rng.random() < 0.5
-        phrase = Phrase(thing.colour, thing.shape)
-        if not yes:
-            change = rng.random() < 0.5
-            phrase = replace(
-                phrase,
-                **({"colour": str(rng.choice(COLOURS))} if change else {"shape": str(rng.choice(SHAPES))}),
-            )
-            if any(phrase.fits(t) for t in scene.things):
-                continue
-        questions.append(SceneQuestion(scene, f"is there {phrase.text()} ?", "yes" if yes else "no", phrase))
+        question = _question(rng, scene)
+        if question is not None:
+            questions.append(question)
     return questions
+
+
+def _question(rng: Rng, scene: Scene) -> SceneQuestion | None:
+    """Draw a question; None if the change that should make the answer "no" leaves a "yes"."""
+    thing = scene.things[int(rng.integers(len(scene.things)))]
+    if rng.random() < 0.3:
+        text = f"what colour is the {thing.shape} ?"
+        return SceneQuestion(scene, text, thing.colour, Phrase(None, thing.shape))
+    yes = rng.random() < 0.5
+    phrase = Phrase(thing.colour, thing.shape)
+    if not yes:
+        if rng.random() < 0.5:
+            phrase = replace(phrase, colour=str(rng.choice(COLOURS)))
+        else:
+            phrase = replace(phrase, shape=str(rng.choice(SHAPES)))
+        if any(phrase.fits(other) for other in scene.things):
+            return None
+    return SceneQuestion(scene, f"is there {phrase.text()} ?", "yes" if yes else "no", phrase)

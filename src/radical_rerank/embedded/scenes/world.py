@@ -1,12 +1,12 @@
-"""The embedded world: things in scenes, sentences about them, and who is right.
+"""The world of scenes: things, and sentences about them.
 
-A scene knows what it shows (its scene graph); whether it matches a description is decided by that
-graph alone. Places are slots of a 4 × 4 grid laid over the image, whatever its size.
+Whether a scene matches a description is decided by its things alone, never by a picture. Positions are slots
+of a 4 × 4 grid laid over the picture, whatever its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -15,7 +15,10 @@ COLOURS = ("red", "green", "blue", "yellow", "purple", "orange", "pink", "cyan")
 SIZES = ("small", "large")
 PLACES = ("left", "right", "top", "bottom")
 RELATIONS = ("left of", "right of", "above", "below")
+ATTRIBUTE_WORDS = (*COLOURS, *SHAPES, *SIZES, *PLACES)
+"""every word for what a visual token can show"""
 GRID = 4
+"""slots per side"""
 
 _PLACE_WORDS = {
     "left": "on the left",
@@ -27,8 +30,21 @@ _PLACE_WORDS = {
 
 @dataclass(frozen=True)
 class Thing:
-    """One object. `slot` is its (column, row) in the grid; a large thing covers that slot and the three
-    to its right and below, and its centre lies where they meet."""
+    """One object of a scene.
+
+    A large thing covers its slot and the three to the right and below. Its centre is where the four meet.
+
+    Args:
+        shape: one of `SHAPES`
+        colour: one of `COLOURS`
+        size: one of `SIZES`
+        slot: (column, row) in the grid
+
+    Example:
+        >>> star = Thing("star", "red", "small", (0, 3))
+        >>> star.centre, sorted(star.places())
+        ((0.5, 3.5), ['bottom', 'left'])
+    """
 
     shape: str
     colour: str
@@ -37,28 +53,29 @@ class Thing:
 
     @property
     def centre(self) -> tuple[float, float]:
-        """In slots."""
+        """The (x, y) of the centre, in slots."""
         half = 1.0 if self.size == "large" else 0.5
         return self.slot[0] + half, self.slot[1] + half
 
     @property
     def slots(self) -> frozenset[tuple[int, int]]:
+        """All slots that the thing covers."""
         reach = range(2 if self.size == "large" else 1)
         return frozenset((self.slot[0] + i, self.slot[1] + j) for i in reach for j in reach)
 
     def places(self) -> set[str]:
-        """Which halves it lies in; a thing on the middle line lies in neither."""
+        """Return the halves of the picture that the thing is in. On a middle line it is in neither half."""
         x, y = self.centre
-        found = set()
+        halves = set()
         if x != GRID / 2:
-            found.add("left" if x < GRID / 2 else "right")
+            halves.add("left" if x < GRID / 2 else "right")
         if y != GRID / 2:
-            found.add("top" if y < GRID / 2 else "bottom")
-        return found
+            halves.add("top" if y < GRID / 2 else "bottom")
+        return halves
 
 
 def stands(a: Thing, relation: str, b: Thing) -> bool:
-    """Does `a` stand in this relation to `b`? Centres must differ by at least one slot."""
+    """Return whether `a` is in this relation to `b`. Their centres must be at least one slot apart."""
     dx, dy = a.centre[0] - b.centre[0], a.centre[1] - b.centre[1]
     return {
         "left of": dx <= -1,
@@ -70,7 +87,15 @@ def stands(a: Thing, relation: str, b: Thing) -> bool:
 
 @dataclass(frozen=True)
 class Phrase:
-    """A thing as a sentence names it; None where it does not say."""
+    """The words for one thing in a sentence. An attribute that the sentence does not mention is None.
+
+    Example:
+        >>> phrase = Phrase("red", "star", place="left")
+        >>> phrase.text()
+        'a red star on the left'
+        >>> phrase.fits(Thing("star", "red", "small", (0, 3)))
+        True
+    """
 
     colour: str | None = None
     shape: str | None = None
@@ -78,6 +103,7 @@ class Phrase:
     place: str | None = None
 
     def fits(self, thing: Thing) -> bool:
+        """Return whether the thing has all the attributes that are mentioned."""
         return (
             self.colour in (None, thing.colour)
             and self.shape in (None, thing.shape)
@@ -86,10 +112,11 @@ class Phrase:
         )
 
     def words(self) -> list[str]:
-        """The words that carry meaning."""
+        """Return the attribute words, in the order in which the text has them."""
         return [word for word in (self.size, self.colour, self.shape, self.place) if word]
 
     def text(self) -> str:
+        """Return the phrase in English."""
         noun = " ".join(word for word in (self.size, self.colour, self.shape or "thing") if word)
         article = "an" if noun[0] in "aeiou" else "a"
         return f"{article} {noun}" + (f" {_PLACE_WORDS[self.place]}" if self.place else "")
@@ -97,9 +124,20 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Description:
-    """What is looked for: one or more phrases, the first two perhaps in a relation.
+    """A query: one or more phrases.
 
-    shared: phrases that every candidate of a list fits, and that say nothing about their order.
+    Args:
+        phrases: each must fit a thing of its own
+        relation: how the thing of the first phrase is placed relative to that of the second, if mentioned
+        shared: phrases that fit every candidate of a list; they do not affect the order
+
+    Example:
+        >>> description = Description((Phrase("red", "star"), Phrase("blue", "ring")), "left of")
+        >>> description.text()
+        'a red star left of a blue ring'
+        >>> star, ring = Thing("star", "red", "small", (0, 0)), Thing("ring", "blue", "small", (3, 0))
+        >>> description.matches([star, ring]), description.matches([star])
+        (True, False)
     """
 
     phrases: tuple[Phrase, ...]
@@ -107,6 +145,7 @@ class Description:
     shared: tuple[Phrase, ...] = ()
 
     def text(self) -> str:
+        """Return the description in English."""
         joint = f" {self.relation} " if self.relation else " and "
         text = joint.join(phrase.text() for phrase in self.phrases)
         return text + (
@@ -114,15 +153,11 @@ class Description:
         )
 
     def matches(self, things: Sequence[Thing]) -> bool:
-        return next(self.assignments(things), None) is not None
-
-    def assignments(self, things: Sequence[Thing]) -> Iterator[tuple[Thing, ...]]:
-        """Every way to find the description in the things: one thing per phrase, all different."""
+        """Return whether a scene of these things shows what is described."""
         phrases = [*self.phrases, *self.shared]
         fitting = [[thing for thing in things if phrase.fits(thing)] for phrase in phrases]
-        for chosen in product(*fitting):
-            if len(set(chosen)) < len(chosen):
-                continue
-            if self.relation and not stands(chosen[0], self.relation, chosen[1]):
-                continue
-            yield chosen
+        return any(
+            len(set(chosen)) == len(chosen)  # one thing per phrase, all different
+            and (self.relation is None or stands(chosen[0], self.relation, chosen[1]))
+            for chosen in product(*fitting)
+        )

@@ -1,10 +1,10 @@
-"""Training batches: pictures as patches, many queries behind one set of images, and who should look where."""
+"""Training batches: pictures as patches, what their cells show, and prompts with many queries each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,16 +12,25 @@ from PIL import Image
 from torch import Tensor
 
 from radical_rerank.embedded.scenes.drawing import CELL
-from radical_rerank.embedded.scenes.training.model import attribute_words
-from radical_rerank.embedded.scenes.world import Phrase, Thing
+from radical_rerank.embedded.scenes.world import ATTRIBUTE_WORDS, COLOURS, SHAPES, SIZES, Phrase, Thing
 
 PATCH, MERGE = 8, 2
+SHRINK = (0.5, 0.6, 0.7, 0.8)
+"""factors by which some pictures are scaled down"""
 SHOWN, HIDDEN = 0.15, 0.03
-"""A cell shows a thing that covers the first share of it, does not below the second; between, who knows"""
+"""a cell shows a thing that covers at least the first fraction of it, and does not show one that covers less
+than the second; in between it has no label"""
+
+Grid = tuple[int, int, int]
+"""patches of an image: frames (1), rows, columns"""
 
 
-def patchify(image: Image.Image) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """What the embedded image processor makes of a picture whose sides are multiples of 16, only faster."""
+def patchify(image: Image.Image) -> tuple[np.ndarray, Grid]:
+    """Turn a picture whose sides are multiples of 16 into patches: the image processor's, but faster.
+
+    Returns:
+        The (patches, values) array, and the grid.
+    """
     pixels = (np.asarray(image, dtype=np.float32) / 255 - 0.5) / 0.25
     rows, columns = pixels.shape[0] // PATCH, pixels.shape[1] // PATCH
     shape = (rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3)
@@ -32,8 +41,8 @@ def patchify(image: Image.Image) -> tuple[np.ndarray, tuple[int, int, int]]:
 
 def encode_images(
     model: Any, images: Sequence[Image.Image]
-) -> tuple[list[Tensor], list[list[Tensor]], list[tuple]]:
-    """Per image its (M, d) tokens, its DeepStack levels, its grid."""
+) -> tuple[list[Tensor], list[list[Tensor]], list[Grid]]:
+    """Return, per image, its (M, d) visual tokens, its DeepStack levels and its grid."""
     parts = [patchify(image) for image in images]
     grids = [grid for _, grid in parts]
     pixels = torch.from_numpy(np.concatenate([patches for patches, _ in parts]))
@@ -44,30 +53,38 @@ def encode_images(
 
 # What a cell shows.
 
-WORDS = attribute_words()
-OTHER_WORDS = ["a", "an", "and", "with", "on", "at", "the", "of", "above", "below", "thing"]
-"""Words of sentences that no cell shows"""
-GROUPS = {"colour": slice(0, 8), "shape": slice(8, 16), "size": slice(16, 18)}
+OTHER_WORDS = ("a", "an", "and", "with", "on", "at", "the", "of", "above", "below", "thing")
+"""words of sentences that no cell shows"""
+GROUPS = {
+    "colour": slice(0, len(COLOURS)),
+    "shape": slice(len(COLOURS), len(COLOURS) + len(SHAPES)),
+    "size": slice(len(COLOURS) + len(SHAPES), len(COLOURS) + len(SHAPES) + len(SIZES)),
+}
+"""where each kind of attribute is in `ATTRIBUTE_WORDS`"""
 
 
-@dataclass
+@dataclass(frozen=True)
 class CellLabels:
-    """Of M cells: which attribute words they show (1), do not show (0), perhaps show (-1); the thing that
-    dominates each (-1 for none)."""
+    """What the M cells of a picture show.
+
+    Args:
+        words: (M, attribute words) 1 if the cell shows it, 0 if not, -1 if unclear
+        dominant: (M,) the thing that covers most of the cell, -1 for none
+    """
 
     words: Tensor
     dominant: Tensor
 
 
 def label_cells(things: Sequence[Thing], cover: np.ndarray) -> CellLabels:
-    """cover: (things, rows, columns) from `render`."""
+    """Return what each cell of a picture shows. cover: see `render`"""
     flat = cover.reshape(len(things), -1)
     shown = shown_by(cover)
     unsure = (flat >= HIDDEN) & ~shown
-    words = np.zeros((flat.shape[1], len(WORDS)), dtype=np.int64)
+    words = np.zeros((flat.shape[1], len(ATTRIBUTE_WORDS)), dtype=np.int64)
     for number, thing in enumerate(things):
-        columns = [WORDS.index(w) for w in (thing.colour, thing.shape, thing.size, *thing.places())]
-        for column in columns:
+        for word in (thing.colour, thing.shape, thing.size, *thing.places()):
+            column = ATTRIBUTE_WORDS.index(word)
             words[unsure[number] & (words[:, column] == 0), column] = -1
             words[shown[number], column] = 1
     dominant = np.where(shown.any(0), np.where(shown, flat, 0).argmax(0), -1)
@@ -75,7 +92,7 @@ def label_cells(things: Sequence[Thing], cover: np.ndarray) -> CellLabels:
 
 
 def shown_by(cover: np.ndarray) -> np.ndarray:
-    """(things, cells) which cells show which thing; each thing is shown at least in its fullest cell."""
+    """Return (things, cells): which cells show which thing. A thing's fullest cell always shows it."""
     flat = cover.reshape(len(cover), -1)
     shown = flat >= SHOWN
     shown[np.arange(len(flat)), flat.argmax(1)] = True
@@ -85,46 +102,79 @@ def shown_by(cover: np.ndarray) -> np.ndarray:
 # Packed prompts.
 
 
+class Look(NamedTuple):
+    """What a phrase of a query should look at.
+
+    Args:
+        row: where in the query's ids the phrase ends
+        tokens: the visual tokens that show it, counted over all images of the prompt
+        candidates: the identifiers of the candidates that have it
+        words: the ids of its attribute words
+    """
+
+    row: int
+    tokens: list[int]
+    candidates: list[int]
+    words: list[int]
+
+
 @dataclass
 class Ask:
-    """One question behind the images: its words, the right token, and what its phrases name."""
+    """One query behind the images.
+
+    Args:
+        ids: its tokens
+        answer: the right next token
+        choices: the tokens that could be the answer
+        looks: per phrase, what it should look at
+        kind: "list", "composed", "yes-no" or "colour"
+        reads: what to look at in the reference, in an early layer
+    """
 
     ids: list[int]
     answer: int
     choices: list[int]
-    looks: list[tuple[int, list[int], list[int], list[int]]] = field(default_factory=list)
-    """per phrase: the row of `ids` where it ends, the visual tokens (counted over all images of the prompt)
-    that show it, the identifiers of the candidates that have it, and its attribute words"""
+    looks: list[Look] = field(default_factory=list)
     kind: str = "list"
-    reads: list[tuple[int, list[int]]] = field(default_factory=list)
-    """rows of `ids` that should read these visual tokens early, before anything is looked for"""
+    reads: list[Look] = field(default_factory=list)
 
 
 @dataclass
 class Packed:
-    """One prompt: head (images with their identifiers), then independent asks."""
+    """One prompt: a head of images, then queries that do not see each other.
+
+    Args:
+        ids: the tokens of the head
+        images: the numbers of its images in the batch, in order
+        identifier_of: per image, the token that names it, -1 for none
+        asks: the queries
+    """
 
     ids: list[int]
     images: list[int]
-    """image numbers, in the order of the head"""
     identifier_of: list[int]
-    """per image, the token that names it (-1: none)"""
     asks: list[Ask]
 
 
 @dataclass
 class Batch:
+    """Prompts as the decoder takes them.
+
+    Args:
+        embeds, positions, mask, visual, deepstack: arguments of the decoder
+        asks: (row of the batch, where its ids start, the query)
+        columns: per row of the batch, the places of its visual tokens
+        owners: per row, the identifier of each visual token's image
+    """
+
     embeds: Tensor
     positions: Tensor
     mask: Tensor
     visual: Tensor
     deepstack: list[Tensor]
     asks: list[tuple[int, int, Ask]]
-    """(row of the batch, where its ids start, the ask)"""
     columns: list[Tensor]
-    """per row of the batch, the places of its visual tokens"""
     owners: list[Tensor]
-    """per row, the identifier of each visual token's image"""
 
 
 def collate(
@@ -132,9 +182,15 @@ def collate(
     prompts: Sequence[Packed],
     tokens: Sequence[Tensor],
     levels: Sequence[Sequence[Tensor]],
-    grids: Sequence[tuple[int, int, int]],
+    grids: Sequence[Grid],
 ) -> Batch:
-    """Embed, place and mask the prompts. `tokens[i]`, `levels[i]`, `grids[i]` belong to image i."""
+    """Turn prompts into a batch.
+
+    Args:
+        model: whose decoder takes the batch
+        prompts: of any lengths
+        tokens, levels, grids: per image, what `encode_images` returns
+    """
     image_token = model.config.image_token_id
     length = max(len(p.ids) + sum(len(a.ids) for a in p.asks) for p in prompts)
     size = len(prompts)
@@ -158,7 +214,7 @@ def collate(
             mask[b, 0, start:end, start:end] = torch.ones(end - start, end - start, dtype=torch.bool).tril_()
             asks.append((b, start, ask))
             start = end
-        mask[b, 0, start:, 0] = True  # padding looks at one token, so that its softmax is defined
+        mask[b, 0, start:, 0] = True  # padding attends to one token, so that its softmax is defined
         columns.append((ids[b] == image_token).nonzero()[:, 0])
         owners.append(
             torch.cat(
@@ -176,10 +232,8 @@ def collate(
     return Batch(embeds, positions, mask, visual, deepstack, asks, columns, owners)
 
 
-def _head_positions(
-    ids: Sequence[int], image_token: int, grids: Sequence[tuple[int, int, int]]
-) -> tuple[Tensor, int]:
-    """M-RoPE positions of the head, (3, n), and the position that follows it."""
+def _head_positions(ids: Sequence[int], image_token: int, grids: Sequence[Grid]) -> tuple[Tensor, int]:
+    """Return the (3, n) M-RoPE positions of a head, and the position after it."""
     parts: list[Tensor] = []
     here, place, images = 0, 0, iter(grids)
     while place < len(ids):
@@ -198,7 +252,7 @@ def _head_positions(
 
 
 def phrase_end(words: Sequence[str], phrase: Phrase, start: int) -> int:
-    """Where a phrase that begins at or after `start` ends among the words of a sentence."""
+    """Return the place of the last word of a phrase that begins at or after `start` in a sentence."""
     last = phrase.words()[-1]
     for place in range(start, len(words)):
         if words[place] == last:

@@ -1,15 +1,18 @@
-"""The embedded model before training: its tokenizer, its configuration, its first weights."""
+"""The scenes model before training: its tokenizer, its configuration, its first weights."""
 
 from __future__ import annotations
 
+import json
 import string
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from radical_rerank.embedded.scenes.world import COLOURS, PLACES, SHAPES, SIZES
+from radical_rerank.embedded.scenes.world import ATTRIBUTE_WORDS
+from radical_rerank.embedded.training import save_half_precision
 from radical_rerank.reranking.prompt import FILE_NAME, IDENTIFIERS
 
 SPECIAL = (
@@ -26,7 +29,7 @@ _WORDS = (
     "reference yes no"
 )
 MARK = "▁"
-"""Stands for the space before a word: " a" is the article, "a" an identifier"""
+"""stands for the space before a word: " a" is the article, "a" is an identifier"""
 
 TEMPLATE = {
     "intro": "",
@@ -38,20 +41,15 @@ TEMPLATE = {
     "ask_composed_generate": "change: {query} answer:",
     "window": 20,
 }
-"""The embedded model's own prompt; it knows no other words"""
-
-
-def attribute_words() -> list[str]:
-    """The words that name what a visual token can show."""
-    return [*COLOURS, *SHAPES, *SIZES, *PLACES]
+"""the model's own prompt; it knows no other words"""
 
 
 def make_tokenizer() -> Any:
-    """Word level: words carry the space before them, letters without one are identifiers."""
+    """Return the tokenizer. A word's token includes the space before it; an identifier's does not."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = [MARK + word for word in dict.fromkeys([*attribute_words(), *_WORDS.split()])]
+    words = [MARK + word for word in dict.fromkeys([*ATTRIBUTE_WORDS, *_WORDS.split()])]
     plain = [
         "query",
         "change",
@@ -68,7 +66,7 @@ def make_tokenizer() -> Any:
     ]
     entries = list(dict.fromkeys([*SPECIAL, *IDENTIFIERS, *plain, *words]))
     core = Tokenizer(models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token="<unk>"))
-    # A capital at the start of a word is a sentence's, not an identifier.
+    # A capital at the start of a word begins a sentence; it is not an identifier.
     capitals = [normalizers.Replace(Regex(f" {c}"), f" {c.lower()}") for c in string.ascii_uppercase]
     core.normalizer = normalizers.Sequence([normalizers.Replace(Regex(r"\s+"), " "), *capitals])
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -83,7 +81,19 @@ def make_tokenizer() -> Any:
     )
 
 
+def word_ids(tokenizer: Any, words: Sequence[str]) -> Tensor:
+    """Return the tokens of words inside a sentence."""
+    return torch.tensor([tokenizer.convert_tokens_to_ids(MARK + word) for word in words])
+
+
 def make_config(tokenizer: Any, *, num_layers: int = 12, hidden: int = 192) -> Any:
+    """Return the configuration of a small Qwen3-VL.
+
+    Args:
+        tokenizer: from `make_tokenizer`
+        num_layers: of the decoder
+        hidden: its width
+    """
     from transformers import Qwen3VLConfig
 
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL}
@@ -129,6 +139,7 @@ def make_config(tokenizer: Any, *, num_layers: int = 12, hidden: int = 192) -> A
 
 
 def make_image_processor() -> Any:
+    """Return the image processor. A visual token is 16 × 16 pixels."""
     from transformers import Qwen2VLImageProcessorPil
 
     return Qwen2VLImageProcessorPil(
@@ -141,7 +152,10 @@ def make_image_processor() -> Any:
 
 
 def make_model(config: Any, seed: int) -> Any:
-    """First weights: word embeddings of norm 1, output projections zero, so layers begin as identities."""
+    """Return a model with its first weights.
+
+    Word embeddings have norm 1. Output projections are zero, so that every layer begins as the identity.
+    """
     from transformers import Qwen3VLForConditionalGeneration
 
     torch.manual_seed(seed)
@@ -168,12 +182,9 @@ def make_model(config: Any, seed: int) -> Any:
 
 
 def save_model(folder: str | Path, model: Any, tokenizer: Any) -> None:
-    """Weights in half precision, tokenizer, image processor and prompt, in Hugging Face format."""
-    import copy
-    import json
-
+    """Write weights in half precision, tokenizer, image processor and prompt, in Hugging Face format."""
     folder = Path(folder)
-    copy.deepcopy(model).half().save_pretrained(folder)
+    save_half_precision(folder, model)
     tokenizer.save_pretrained(folder)
     make_image_processor().save_pretrained(folder)
     (folder / FILE_NAME).write_text(json.dumps(TEMPLATE, indent=1) + "\n", encoding="utf-8")
