@@ -77,8 +77,9 @@ def serve(
 ) -> None:
     """Serve reranking over HTTP, with a web page to try it.
 
-    Every setting can also be given in the environment: RADICAL_SERVE_QUEUE for --queue, and so on. The
-    guide docs/guides/service.md has all settings.
+    Every setting can also be given in the environment: RADICAL_SERVE_QUEUE for --queue, and so on.
+
+    The guide docs/guides/service.md lists all settings.
     """
     settings = _settings(
         model=model,
