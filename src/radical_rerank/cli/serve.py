@@ -25,39 +25,53 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
-def _option(help: str, default: Any = None) -> Any:
-    """Return an option that is None unless given, so that the environment can set it. default: to show"""
-    return typer.Option(help=help, show_default=False if default is None else str(default))
+# Most options are None unless given, so that the environment can set them.
 
 
 @app.command()
 def serve(
-    model: Annotated[str | None, _option("A model id or a folder.", DEFAULT_MODEL)] = None,
-    method: Annotated[str | None, _option("The pruning method.", DEFAULT_METHOD)] = None,
-    keep: Annotated[float | None, _option("The fraction of visual tokens to keep.", DEFAULT_KEEP)] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model id or a folder.", show_default=DEFAULT_MODEL)
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="The pruning method.", show_default=DEFAULT_METHOD)
+    ] = None,
+    keep: Annotated[
+        float | None,
+        typer.Option(help="The fraction of visual tokens to keep.", show_default=str(DEFAULT_KEEP)),
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = DEFAULT_HOST,
     port: Annotated[int, typer.Option(help="The port to listen on.")] = DEFAULT_PORT,
-    api_key: Annotated[list[str] | None, _option("Require this API key. Can be repeated.")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help="Require this API key. Can be repeated.")] = None,
     allow_host: Annotated[
-        list[str] | None, _option("Allow image URLs of this host. Can be repeated.", "none")
+        list[str] | None,
+        typer.Option(help="Allow image URLs of this host. Can be repeated.", show_default="none"),
     ] = None,
     trusted_host: Annotated[
-        list[str] | None, _option("Answer only under this host name. Can be repeated.", "any")
+        list[str] | None,
+        typer.Option(help="Answer only under this host name. Can be repeated.", show_default="any"),
     ] = None,
     cors_origin: Annotated[
-        list[str] | None, _option("Let web pages of this origin call. Can be repeated.", "none")
+        list[str] | None,
+        typer.Option(help="Let web pages of this origin call. Can be repeated.", show_default="none"),
     ] = None,
     queue: Annotated[
-        int | None, _option("Requests in flight, running or waiting. More get 429.", DEFAULT_QUEUE)
+        int | None,
+        typer.Option(
+            help="Requests in flight, running or waiting. More get 429.", show_default=str(DEFAULT_QUEUE)
+        ),
     ] = None,
     patience: Annotated[
         float | None,
-        _option(
-            "How long a request may wait, in units of one ranking's time. Longer waits get 429.",
-            DEFAULT_PATIENCE,
+        typer.Option(
+            help="How long a request may wait, in units of one ranking's time. Longer waits get 429.",
+            show_default=str(DEFAULT_PATIENCE),
         ),
     ] = None,
-    deadline: Annotated[float | None, _option("Timeout of a request, in seconds.", DEFAULT_DEADLINE)] = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option(help="Timeout of a request, in seconds.", show_default=str(DEFAULT_DEADLINE)),
+    ] = None,
     device: Device = None,
     dtype: Dtype = None,
     ray: Annotated[bool, typer.Option("--ray", help="Deploy on Ray Serve.")] = False,
