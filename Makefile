@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+LINTER := $(VENV)/.linter
 BROWSER := $(VENV)/.browser
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo results bench fuzz test test-all lint type browser clean
+.PHONY: demo results bench fuzz test test-fast test-all lint type docs wheel-test browser clean
 
 demo: $(STAMP)
 	$(BIN)/radical demo
@@ -37,28 +39,53 @@ bench: $(STAMP)
 
 # Schemathesis against the service, more than 2,000 cases.
 fuzz: $(STAMP)
-	RADICAL_SCHEMA_CASES=500 $(BIN)/python -m pytest -q tests/test_service_schema.py
+	RADICAL_SCHEMA_CASES=500 $(BIN)/python -m pytest -q tests/service/test_schema.py
 
-test: lint type browser
-	$(BIN)/python -m pytest -q
+# Everything that must pass, with coverage.
+test: lint type docs browser
+	$(BIN)/python -m pytest -q --cov --cov-report=term
+
+# The tests that take a moment each.
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -q -m "not slow"
 
 # And the adapter whose library, with all that it asks for, is larger than the rest together. Its own parts are enough
 # for the test; what else it asks for (torchvision among it) need not load beside this torch.
 test-all: test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps lmms-eval loguru pytz
-	$(BIN)/python -m pytest -q tests/test_integrations.py
+	$(BIN)/python -m pytest -q tests/integrations
 
-lint: $(STAMP)
+# Needs the linter alone.
+lint: $(LINTER)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 type: $(STAMP)
 	$(BIN)/mypy
 
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+# The documentation site, in site/. A warning is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The built wheel in an empty environment without extras: it must rank, prune and show every --help.
+wheel-test:
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip wheel --quiet --no-deps -w build/wheel .
+	build/wheel/venv/bin/python -m pip install --quiet -c constraints.txt torch
+	build/wheel/venv/bin/python -m pip install --quiet -c constraints.txt build/wheel/*.whl
+	cd build/wheel && venv/bin/python ../../tests/wheel.py *.whl
+
+$(VENV):
+	$(PYTHON) -m venv $(VENV)
+
+$(LINTER): constraints.txt | $(VENV)
+	$(PIP) ruff
+	touch $@
+
+$(STAMP): pyproject.toml constraints.txt | $(VENV)
+	$(PIP) torch
+	$(PIP) -e '.[dev]'
 	touch $@
 
 # A browser for the tests of the page: the system's package where this user may install it, else Playwright's own.
@@ -74,4 +101,4 @@ $(BROWSER): $(STAMP)
 	else echo "no browser could be installed: the tests of the page will not run" >&2; fi
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo site build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,19 +1,15 @@
-"""Any client of a rerank endpoint: `radical serve` in another terminal, then this."""
+"""Call the HTTP service. Start it first, in another terminal: radical serve."""
 
-import base64
-import io
 import sys
 
 import httpx
 
-from radical_rerank.embedded.scenes.lists import make_list
+from radical_rerank import generated_list
+from radical_rerank.reranking.encoding import data_uri
+from radical_rerank.service import DEFAULT_HOST, DEFAULT_PORT
 
-sample = make_list("test", 7, 6)  # six generated scenes; the first sentence describes one of them
-documents = []
-for image in sample.images:
-    image.save(file := io.BytesIO(), "PNG")
-    documents.append({"image": base64.b64encode(file.getvalue()).decode()})
-url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
-body = {"query": sample.descriptions[0].text(), "documents": documents, "top_n": 3}
+query, images = generated_list(7, candidates=6)
+url = sys.argv[1] if len(sys.argv) > 1 else f"http://{DEFAULT_HOST}:{DEFAULT_PORT}"
+body = {"query": query, "documents": [{"image": data_uri(image)} for image in images], "top_n": 3}
 for result in httpx.post(f"{url}/v1/rerank", json=body).raise_for_status().json()["results"]:
     print(result["index"], round(result["relevance_score"], 3))

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from radical_rerank.backbones import Backbone
-from tests.tiny import tiny_config, tiny_model
-from radical_rerank.pruning import Layout, Profile
 from radical_rerank.embedded.scenes.lists import make_list
+from radical_rerank.pruning import Layout, Profile
+from tests.tiny import tiny_config, tiny_model
 
 IMAGE, START, END, VOCABULARY = 255, 254, 253, 256
 LAYERS = 8

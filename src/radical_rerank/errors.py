@@ -42,9 +42,10 @@ class StoppedError(RadicalError):
     """The caller's `stop` function ended the ranking."""
 
 
-def unknown_name(kind: str, name: str, choices: Iterable[str]) -> InputError:
+def unknown_name(kind: str, name: str, choices: Iterable[str], of: str = "") -> InputError:
     """Return an error that names the choice nearest to a misspelt name, and all choices."""
     choices = list(choices)
     near = get_close_matches(name, choices, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return InputError(f"unknown {kind} {name!r}; {hint}choose from: {', '.join(choices)}")
+    owner = f" of {of}" if of else ""
+    return InputError(f"unknown {kind} {name!r}{owner}; {hint}choose from: {', '.join(choices)}")

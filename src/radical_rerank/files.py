@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the folder of the embedded model."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import IO, Any
 
 @contextmanager
 def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """A file to write that takes the place of `path` if the block ends well, and vanishes if it does not."""
+    """Open a file that replaces `path` if the block succeeds, and is removed if it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
@@ -20,7 +20,7 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
             yield file
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # temporary files are their owner's alone
+        os.chmod(temporary, 0o666 & ~mask)  # temporary files are private to their owner
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

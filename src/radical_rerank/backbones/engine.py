@@ -20,7 +20,7 @@ from torch import Tensor
 
 from radical_rerank.backbones.decoding import Decoding
 from radical_rerank.backbones.hooks import Hooks, entered_for
-from radical_rerank.backbones.model import base_model, deepstack_levels, identity_of, text_model, unwrapped
+from radical_rerank.backbones.model import base_model, identity_of, text_model, unwrapped
 from radical_rerank.backbones.view import Lazy, View, all_keys
 from radical_rerank.errors import CalibrationError, LayoutError, UnsupportedModelError
 from radical_rerank.method import keep_count
@@ -60,8 +60,20 @@ class Run:
         self._pruner = pruner
         self._layouts = list(layouts)
         self._signals = _checked(signals, self._layouts) if pruner.reads_encoder else None
-        self._stages = _by_place(pruner.stages(len(self._layers)), len(self._layers))
-        self._hooks = Hooks(unwrapped(model), self._base, self._text, owner=self._text)
+        self._stages: dict[tuple[int, str], Stage] = {}
+        for stage in pruner.stages(len(self._layers)):
+            if (stage.layer, stage.when) in self._stages:
+                raise LayoutError(f"there are two stages {stage.when} layer {stage.layer}")
+            self._stages[stage.layer, stage.when] = stage
+            if not 0 <= stage.layer < len(self._layers) or stage.when not in ("before", "after"):
+                raise LayoutError(
+                    f"there is no place {stage.when!r} layer {stage.layer}: the model has "
+                    f"{len(self._layers)} layers"
+                )
+            if not 0 < stage.keep <= 1:
+                raise LayoutError(f"the stage at layer {stage.layer} keeps {stage.keep}, not in (0, 1]")
+        self._model = model
+        self._hooks: Hooks | None = None
         self._images: Tensor | None = None
         self._positions_given = False
         self._state: BatchState | None = None
@@ -76,19 +88,23 @@ class Run:
         if entered_for(self._text):
             raise RuntimeError("this model is already being pruned; leave the other context first")
         if self._stages:
-            self._hooks.__enter__()
-            self._hooks.before(self._base, self._find_images)
-            self._hooks.before(self._text, self._begin)
+            self._hooks = hooks = Hooks(unwrapped(self._model), self._base, self._text, owner=self._text)
+            hooks.__enter__()
+            hooks.before(self._base, self._find_images)
+            hooks.before(self._text, self._begin)
             for index, layer in enumerate(self._layers):
-                self._hooks.before(layer, partial(self._before, index))
-            if self._leaves(len(self._layers) - 1):
-                self._hooks.before(self._text.norm, self._end)
+                hooks.before(layer, partial(self._before, index))
+            # A hook on the norm makes the last layer compute all rows: only if there is something to do.
+            last = len(self._layers) - 1
+            levels = getattr(self._base.config.vision_config, "deepstack_visual_indexes", None) or ()
+            if last < len(levels) or (last, "after") in self._stages:
+                hooks.before(self._text.norm, self._end)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._stages:
+        if self._hooks is None:
             return
         self._hooks.__exit__(kind, error, trace)
         self._state = self._decoding = None
@@ -173,10 +189,6 @@ class Run:
         if self._decoding is not None:
             return None
         return (self._leave(state, len(self._layers) - 1, args[0]), *args[1:]), kwargs
-
-    def _leaves(self, index: int) -> bool:
-        """Return whether anything is left to do on a layer's output."""
-        return index < deepstack_levels(self._base) or (index, "after") in self._stages
 
     def _leave(self, state: BatchState, index: int, hidden: Tensor) -> Tensor:
         """Do what comes after layer `index`: add DeepStack features, prune.
@@ -385,7 +397,7 @@ class BatchState:
 
     def _choose(self, stage: Stage, layer: Any, entering: Tensor, hidden: Tensor) -> list[Tensor | Merge]:
         """Return what the method keeps of each list, and add it to `stages`."""
-        keys = Lazy(lambda: all_keys(layer, entering, *self.rotary))
+        keys = Lazy(partial(all_keys, layer, entering, *self.rotary))
         chosen: list[Tensor | Merge] = []
         for row, stages in enumerate(self.stages):
             view = View(self, row, stage, layer, entering, hidden, keys)
@@ -481,17 +493,3 @@ def _checked(signals: Sequence[VisionSignals] | None, layouts: Sequence[Layout])
     if [len(own.attention) for own in signals] != sizes:
         raise LayoutError("the encoder's signals do not fit the candidates' tokens")
     return signals
-
-
-def _by_place(stages: Sequence[Stage], num_layers: int) -> dict[tuple[int, str], Stage]:
-    places: dict[tuple[int, str], Stage] = {}
-    for stage in stages:
-        place = stage.layer, stage.when
-        if not 0 <= stage.layer < num_layers or stage.when not in ("before", "after"):
-            raise LayoutError(f"there is no place {stage.when!r} layer {stage.layer} of {num_layers}")
-        if not 0 < stage.keep <= 1:
-            raise LayoutError(f"the stage at layer {stage.layer} keeps {stage.keep}, not in (0, 1]")
-        if place in places:
-            raise LayoutError(f"two stages {stage.when} layer {stage.layer}")
-        places[place] = stage
-    return places

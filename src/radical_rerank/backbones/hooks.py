@@ -1,17 +1,20 @@
-"""Hooks on a model that act for whoever set them, and for nobody else."""
+"""Hooks on a model that act only for the thread and task that set them, and what is built on them."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from radical_rerank.backbones.view import all_keys
+from radical_rerank.errors import StoppedError
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 """(module, args, kwargs) -> the new (args, kwargs), or None to leave them"""
@@ -20,16 +23,16 @@ _entered: ContextVar[tuple[Hooks, ...]] = ContextVar("entered", default=())
 
 
 class Hooks:
-    """Forward pre-hooks that act only in the thread and asyncio task that entered. Leaving removes them.
+    """Forward pre-hooks that act only in the thread and asyncio task that entered. Exit removes them.
 
-    A model may be shared: another thread's pass through it runs as if the hooks were not there.
+    A model may be shared: another thread's forward pass runs as if there were no hooks.
 
-    `torch.compile` of a whole model records it once, with or without hooks, and does not look again. So while
-    hooks are in, the model's own forward runs uncompiled. Layers that were compiled one by one stay compiled.
+    `torch.compile` traces a whole model once, with or without hooks, and does not check again. So while hooks
+    are set, the model's own forward runs uncompiled. Layers that were compiled one by one stay compiled.
     """
 
     def __init__(self, *models: nn.Module, owner: object = None) -> None:
-        """models: those whose forward must see the hooks, the outermost first."""
+        """Prepare. models: those whose forward must see the hooks, the outermost first"""
         self.owner = owner
         self.elsewhere = 0
         """calls of hooked modules by other threads and tasks"""
@@ -38,10 +41,11 @@ class Hooks:
 
     @property
     def here(self) -> bool:
+        """Whether these hooks act in the current thread and task."""
         return self in _entered.get()
 
     def before(self, module: nn.Module, act: Before) -> None:
-        """`act` before every call of the module from here."""
+        """Call `act` before every call of the module, in this thread and task."""
 
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if self.here:
@@ -49,7 +53,7 @@ class Hooks:
             self.elsewhere += 1
             return None
 
-        # A layer that is compiled calls its hooks from inside: they are not to be recorded with it.
+        # A compiled layer calls its hooks from inside: they must not be traced with it.
         hook = torch.compiler.disable(hook)
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
@@ -62,7 +66,7 @@ class Hooks:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Not by a token: a generator may leave in another context than it entered in.
+        # Not by a token: a generator may exit in another context than it entered in.
         _entered.set(tuple(hooks for hooks in _entered.get() if hooks is not self))
         for handle in self._handles:
             handle.remove()
@@ -72,34 +76,89 @@ class Hooks:
 
 
 def entered_for(owner: object) -> bool:
-    """Whether hooks of this owner are in, here."""
+    """Return whether hooks of this owner are set in this thread and task."""
     return any(hooks.owner is owner for hooks in _entered.get())
 
 
 @contextmanager
-def watching(module: Any, wanted: bool) -> Iterator[dict[str, Any]]:
-    """Record the arguments that `module` is called with inside the block, if `wanted`."""
+def watching(module: Any) -> Iterator[dict[str, Any]]:
+    """Record the arguments that `module` is called with inside the block."""
     seen: dict[str, Any] = {}
 
     def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.update(kwargs, **({"hidden_states": args[0]} if args else {}))
 
-    if not wanted:
-        yield seen
-        return
     with Hooks() as hooks:
         hooks.before(module, note)
         yield seen
 
 
+@contextmanager
+def last_row_only(model: nn.Module, text: Any) -> Iterator[None]:
+    """Run the last decoder layer for the prompt's last row alone, since no other row is read.
+
+    Its keys and values are still computed for all tokens. They go into the cache, or into one made for this
+    call. The model's output then has this one row. Enter it inside a Pruner's context, so that it runs after
+    the last stage. If something reads the last layer's output, such as a stage after it, all rows are
+    computed.
+
+    model: the Hugging Face model; text: its decoder
+    """
+
+    def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from transformers import DynamicCache
+
+        hidden = args[0] if args else kwargs.pop("hidden_states")
+        mask = kwargs.get("attention_mask")
+        read = layer._forward_hooks or text.norm._forward_pre_hooks
+        if not read and (mask is None or isinstance(mask, Tensor)) and hidden.shape[1] > 1:
+            cos, sin = kwargs["position_embeddings"]
+            earlier = hidden[:, :-1]
+            keys = all_keys(layer, earlier, cos[:, :-1], sin[:, :-1])
+            values = layer.self_attn.v_proj(layer.input_layernorm(earlier))
+            values = values.unflatten(-1, (-1, layer.self_attn.head_dim)).transpose(-3, -2)
+            if kwargs.get("past_key_values") is None:
+                kwargs["past_key_values"] = DynamicCache()
+            kwargs["past_key_values"].update(keys, values, layer.self_attn.layer_idx)
+            kwargs["position_embeddings"] = cos[:, -1:], sin[:, -1:]
+            if mask is not None and mask.ndim == 4:
+                kwargs["attention_mask"] = mask[:, :, -1:]
+            hidden = hidden[:, -1:]
+        return (hidden, *args[1:]), kwargs
+
+    with Hooks(model, text) as hooks:
+        hooks.before(text.layers[-1], before)
+        yield
+
+
+@contextmanager
+def stopping(
+    models: Sequence[nn.Module], modules: Iterable[nn.Module], stop: Callable[[], bool]
+) -> Iterator[None]:
+    """Raise a StoppedError before a call of one of `modules`, once `stop` returns True.
+
+    Other threads and tasks that use the model at the same time are not affected.
+    models: those whose forward must see the hooks, the outermost first
+    """
+
+    def check(*_: Any) -> None:
+        if stop():
+            raise StoppedError("the ranking was stopped")
+
+    with Hooks(*models) as hooks:
+        for module in modules:
+            hooks.before(module, check)
+        yield
+
+
 class _Uncompiled:
-    """Modules whose forward must not be taken from torch.compile's cache, and for how many hooks each."""
+    """Modules whose forward must run uncompiled, with the number of hooks that need it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._uses: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
         self._own: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
-        """what stood in the module's own `forward` before, where anything did"""
+        """the module's own `forward` attribute before, if it had one"""
 
     def add(self, module: nn.Module) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from radical_rerank.backbones.families import FAMILIES, TEXT_TYPES, Family
 from radical_rerank.backbones.families.base import ImageFeatures, Pixels
-from radical_rerank.backbones.hooks import Hooks
-from radical_rerank.backbones.view import all_keys
-from radical_rerank.embedded import DEFAULT_MODEL, MODELS  # the one place that knows the models that ship
-from radical_rerank.errors import InputError, RadicalError, StoppedError, UnsupportedModelError
+from radical_rerank.backbones.hooks import last_row_only, stopping
+from radical_rerank.embedded import DEFAULT_MODEL as DEFAULT_MODEL
+from radical_rerank.embedded import MODELS  # the one place that knows the models that ship
+from radical_rerank.errors import InputError, RadicalError, UnsupportedModelError
 from radical_rerank.method import DecoderShape
 from radical_rerank.pruning import ModelIdentity
 
@@ -72,17 +72,6 @@ def text_model(model: Any) -> Any:
         raise UnsupportedModelError(f"{type(model).__name__} is not a Hugging Face model")
     family_of(model.config)
     return base_model(model).language_model
-
-
-def encoder_blocks(model: Any) -> list[Any]:
-    """Return the blocks of a supported model's vision encoder."""
-    base = base_model(model)
-    return list(base.visual.blocks if hasattr(base, "visual") else base.vision_tower.encoder.layer)
-
-
-def deepstack_levels(model: Any) -> int:
-    """Return how many of the first decoder layers get visual features added to their output."""
-    return len(getattr(model.config.vision_config, "deepstack_visual_indexes", None) or ())
 
 
 def decoder_shape(config: Any) -> DecoderShape:
@@ -186,6 +175,7 @@ class Backbone:
     image_processor: Any
 
     def __post_init__(self) -> None:
+        self.text = text_model(self.model)
         self.family: Family = family_of(self.model.config)
         self.shape: DecoderShape = decoder_shape(self.model.config)
         self.image_token_id: int = self.model.config.image_token_id
@@ -294,6 +284,15 @@ class Backbone:
         """The dtype of the weights: float32, bfloat16 …"""
         return str(self.model.dtype).removeprefix("torch.")
 
+    def stopping(self, stop: Callable[[], bool]) -> AbstractContextManager[None]:
+        """Inside, forward passes end with a StoppedError once `stop` returns True.
+
+        It is called before each block of the encoder and each layer of the decoder.
+        """
+        base = base_model(self.model)
+        blocks = base.visual.blocks if hasattr(base, "visual") else base.vision_tower.encoder.layer
+        return stopping((unwrapped(self.model), self.text), [*blocks, *self.text.layers], stop)
+
     def preprocess(self, image: Image.Image, max_tokens: int) -> Pixels:
         """Prepare an RGB image for the encoder, scaled down to at most `max_tokens` visual tokens."""
         return self.family.preprocess(self.image_processor, image, max_tokens)
@@ -326,7 +325,7 @@ class Backbone:
     @torch.inference_mode()
     def next_token_logits(self, inputs: dict[str, Any]) -> Tensor:
         """Return (B, vocabulary) float32 logits of the token that follows each prompt."""
-        with last_row_only(self.model):
+        with last_row_only(unwrapped(self.model), self.text):
             output = self.model(**inputs, logits_to_keep=1, use_cache=False)
         logits: Tensor = output.logits[:, -1].float()
         return logits
@@ -334,7 +333,7 @@ class Backbone:
     @torch.inference_mode()
     def write(self, inputs: dict[str, Any], max_new_tokens: int) -> list[str]:
         """Return the text that the model generates after each prompt, greedily."""
-        with last_row_only(self.model):
+        with last_row_only(unwrapped(self.model), self.text):
             output = self.model.generate(
                 **inputs,
                 max_new_tokens=max_new_tokens,
@@ -361,62 +360,3 @@ def _processor_chat_template(name: str) -> str | None:
             text = Path(path).read_text(encoding="utf-8")
             return str(json.loads(text)["chat_template"]) if file.endswith("json") else text
     return None
-
-
-# Two ways to change a forward pass.
-
-
-@contextmanager
-def last_row_only(model: Any) -> Iterator[None]:
-    """Run the last decoder layer for the prompt's last row alone, since no other row is read.
-
-    Its keys and values are still computed for all tokens. They go into the cache, or into one made for this
-    call. The model's output then has this one row. Enter it inside a Pruner's context, so that it runs after
-    the last stage. If something reads the last layer's output, such as a stage after it, all rows are
-    computed.
-    """
-    text = text_model(model)
-
-    def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from transformers import DynamicCache
-
-        hidden = args[0] if args else kwargs.pop("hidden_states")
-        mask = kwargs.get("attention_mask")
-        read = layer._forward_hooks or text.norm._forward_pre_hooks
-        if not read and (mask is None or isinstance(mask, Tensor)) and hidden.shape[1] > 1:
-            cos, sin = kwargs["position_embeddings"]
-            earlier = hidden[:, :-1]
-            keys = all_keys(layer, earlier, cos[:, :-1], sin[:, :-1])
-            values = layer.self_attn.v_proj(layer.input_layernorm(earlier))
-            values = values.unflatten(-1, (-1, layer.self_attn.head_dim)).transpose(-3, -2)
-            if kwargs.get("past_key_values") is None:
-                kwargs["past_key_values"] = DynamicCache()
-            kwargs["past_key_values"].update(keys, values, layer.self_attn.layer_idx)
-            kwargs["position_embeddings"] = cos[:, -1:], sin[:, -1:]
-            if mask is not None and mask.ndim == 4:
-                kwargs["attention_mask"] = mask[:, :, -1:]
-            hidden = hidden[:, -1:]
-        return (hidden, *args[1:]), kwargs
-
-    with Hooks(unwrapped(model), text) as hooks:
-        hooks.before(text.layers[-1], before)
-        yield
-
-
-@contextmanager
-def stopping(model: Any, stop: Callable[[], bool]) -> Iterator[None]:
-    """Inside, forward passes end with a StoppedError once `stop` returns True.
-
-    It is called before each block of the encoder and each layer of the decoder. Other threads and tasks that
-    use the model at the same time are not affected.
-    """
-
-    def check(*_: Any) -> None:
-        if stop():
-            raise StoppedError("the ranking was stopped")
-
-    text = text_model(model)
-    with Hooks(unwrapped(model), text) as hooks:
-        for module in (*encoder_blocks(model), *text.layers):
-            hooks.before(module, check)
-        yield

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from radical_rerank.errors import ScoringError
-from radical_rerank.pruning import Stage, VisionSignals
+from radical_rerank.pruning import Stage, StageView, VisionSignals
 
 if TYPE_CHECKING:
     from radical_rerank.backbones.engine import BatchState
 
 
-class View:
+class View(StageView):
     """`StageView` of one list at one stage. Nothing is computed before a method reads it."""
 
     def __init__(

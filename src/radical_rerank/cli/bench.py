@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from radical_rerank import progress as bars
 from radical_rerank.cli.common import AsJson, Model, log, missing_extra, print_json, print_table
 from radical_rerank.embedded import DEFAULT_MODEL
-from radical_rerank.errors import InputError
+from radical_rerank.errors import InputError, unknown_name
+from radical_rerank.lab.paper import CANDIDATES, COUNTS
 
-app = typer.Typer(help="How fast, and how far from the limit.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from radical_rerank.lab.bench.end_to_end import EndToEnd
+    from radical_rerank.lab.bench.prefill import PrefillResult
+
+app = typer.Typer(help="Benchmarks of speed, memory and the service.", no_args_is_help=True)
 
 Keeps = Annotated[list[float] | None, typer.Option("--keep", help="Budgets: --keep 0.2 0.1.")]
 Methods = Annotated[list[str] | None, typer.Option("--methods", help="Methods, see `radical methods`.")]
@@ -22,50 +28,54 @@ Rounds = Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians ar
 @app.command()
 def prefill(
     shape: Annotated[
-        str, typer.Option(help="paper: 36 layers, 3,904 tokens; small: a quarter of it.")
+        str, typer.Option(help="paper: 36 layers, 3,904 tokens; small: 12 layers, 1,000 tokens.")
     ] = "paper",
-    width: Annotated[int, typer.Option(min=128, help="Hidden size; the 4B has 2560.")] = 512,
+    width: Annotated[int, typer.Option(min=128, help="Hidden size; Qwen3-VL-4B has 2560.")] = 512,
     keep: Keeps = None,
     methods: Methods = None,
     rounds: Rounds = 5,
     as_json: AsJson = False,
 ) -> None:
-    """A random decoder of the paper's shape: speed-up, what the arithmetic predicts, and the limit."""
+    """Time the prefill of a random decoder: measured speed-up, predicted speed-up, and the limit."""
     from radical_rerank.lab.bench.prefill import SHAPES, run_prefill
     from radical_rerank.pruning import build
 
     names, keeps = methods or ["radical", "random"], keep or [0.2]
     for name in names:
-        build(name)  # an unknown one is told before anything is made
+        build(name)  # checks the name before anything is loaded
     if shape not in SHAPES:
-        raise InputError(f"unknown shape {shape!r}; there are: {', '.join(SHAPES)}")
+        raise unknown_name("shape", shape, SHAPES)
     wanted = [(name, budget) for budget in keeps for name in names]
     result = run_prefill(SHAPES[shape](width), wanted, rounds=rounds, progress=bars.bar)
     if as_json:
         print_json(result.to_dict())
-        return
+    else:
+        _show_prefill(result)
+
+
+def _show_prefill(result: PrefillResult) -> None:
     lines = [
         (
-            f"{found.method} {found.keep:.0%}",
-            f"{found.seconds:.2f}",
-            str(found.speedup),
-            f"{found.predicted:.3f}",
-            f"{found.speedup.median / found.predicted:.3f}",
-            str(found.efficiency),
-            "" if found.over_random is None else str(found.over_random),
-            str(found.visual_tokens_left),
+            f"{method.method} {method.keep:.0%}",
+            f"{method.seconds:.2f}",
+            str(method.speedup),
+            f"{method.predicted:.3f}",
+            f"{method.speedup.median / method.predicted:.3f}",
+            str(method.efficiency),
+            "" if method.over_random is None else str(method.over_random),
+            str(method.visual_tokens_left),
         )
-        for found in result.methods
+        for method in result.methods
     ]
     heads = ["method", "s", "speed-up", "predicted", "speed-up / predicted", "efficiency"]
     heads += ["over Random", "tokens left"]
     print_table(heads, lines, f"prefill, {asdict(result.shape)}, {result.device}, {result.threads} threads")
     log.info(
-        f"dense: {result.dense_seconds:.2f} s; with our hooks, keep = 1: {result.hooks} of the stock model"
+        "dense: %.2f s; with hooks and keep = 1: %s of the stock model", result.dense_seconds, result.hooks
     )
-    log.info(f"the last layer for one row only: {result.one_row} of the first method's time")
+    log.info("with the last layer for one row only: %s of the first method's time", result.one_row)
     stages = ", ".join(f"layer {s.layer} ({s.tokens} tokens) {s.peak / s.eager:.3f}" for s in result.stages)
-    log.info(f"extra peak memory of a stage / eager attention: at most {result.memory:.3f}; {stages}")
+    log.info("peak extra memory of a stage / eager attention: at most %.3f; %s", result.memory, stages)
 
 
 @app.command("end-to-end")
@@ -74,36 +84,52 @@ def end_to_end(
     shape: Annotated[
         str | None, typer.Option(help="paper: a random model of 36 layers, pictures of 180 tokens.")
     ] = None,
-    width: Annotated[int, typer.Option(min=128, help="Its hidden size; the 4B has 2560.")] = 512,
-    counts: Annotated[list[int] | None, typer.Option(help="Candidates per list: --counts 5 10.")] = None,
+    width: Annotated[
+        int, typer.Option(min=128, help="Hidden size of --shape paper; Qwen3-VL-4B has 2560.")
+    ] = 512,
+    counts: Annotated[
+        list[int] | None, typer.Option(help=f"Candidates per list; by default {' '.join(map(str, COUNTS))}.")
+    ] = None,
     keep: Annotated[float, typer.Option(help="The budget.")] = 0.2,
     scorers: Annotated[list[str] | None, typer.Option(help="logits, generate.")] = None,
     rounds: Rounds = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Images in, ranking out: cold and warm vision cache, both scorers, N = 5, 10, 20, 50."""
+    """Time whole rankings: cold and warm vision cache, both scorers, several list lengths N."""
     from radical_rerank.backbones import Backbone
-    from radical_rerank.lab.bench.end_to_end import VARIANTS, growth, paper_backbone, run_end_to_end
+    from radical_rerank.lab.bench.end_to_end import (
+        PAPER_SIZE,
+        VARIANTS,
+        growth,
+        paper_backbone,
+        run_end_to_end,
+    )
 
     if shape not in (None, "paper"):
-        raise InputError(f"unknown shape {shape!r}; there is: paper")
+        raise unknown_name("shape", shape, ["paper"])
     results = run_end_to_end(
         paper_backbone(width) if shape else Backbone.from_pretrained(model),
-        counts=counts or (5, 10, 20, 50),
+        counts=counts or COUNTS,
         scorers=scorers or ["logits", "generate"],
         keep=keep,
-        size=(480, 384) if shape else None,
+        size=PAPER_SIZE if shape else None,
         rounds=rounds,
         progress=bars.bar,
     )
-    exponents: dict[str, Any] = {}
+    exponents: dict[str, dict[str, float]] = {}
     for scorer in dict.fromkeys(result.scorer for result in results):
         mine = [result for result in results if result.scorer == scorer]
         if len(mine) > 1:
             exponents[scorer] = {variant: growth(mine, variant) for variant in VARIANTS}
     if as_json:
         print_json({"results": [asdict(result) for result in results], "exponents": exponents})
-        return
+    else:
+        _show_end_to_end(results, exponents, f"seconds per list, {shape or model}, {keep:.0%} kept")
+
+
+def _show_end_to_end(results: Sequence[EndToEnd], exponents: dict[str, dict[str, float]], title: str) -> None:
+    from radical_rerank.lab.bench.end_to_end import VARIANTS
+
     lines = [
         (
             result.scorer,
@@ -117,66 +143,71 @@ def end_to_end(
     ]
     heads = ["scorer", "N", *(variant.replace("_", " ") for variant in VARIANTS)]
     heads += ["dense cold / pruned warm", "dense decoder", "pruned decoder"]
-    print_table(heads, lines, f"seconds per list, {shape or model}, {keep:.0%} kept")
-    for scorer, found in exponents.items():
-        log.info(f"{scorer}: time grows as N to the " + ", ".join(f"{v:.2f} ({k})" for k, v in found.items()))
+    print_table(heads, lines, title)
+    for scorer, fitted in exponents.items():
+        powers = ", ".join(f"{power:.2f} ({variant})" for variant, power in fitted.items())
+        log.info("%s: time grows with N to the power of %s", scorer, powers)
 
 
 @app.command()
 def throughput(model: Model = DEFAULT_MODEL, rounds: Rounds = 3, as_json: AsJson = False) -> None:
-    """Lists per second of `rank_many` and of the service, one at a time and in batches."""
+    """Measure lists per second of `rank_many` and of the service, one at a time and in batches."""
     from radical_rerank.lab.bench.throughput import run_throughput
 
     clients: tuple[int, ...] = (1, 4)
     try:
         import radical_rerank.lab.bench.service  # noqa: F401
     except ImportError as error:
-        log.info(f"without the service: {missing_extra(error, 'serve')}")
+        log.info("without the service: %s", missing_extra(error, "serve"))
         clients = ()
     results = run_throughput(model, clients=clients, rounds=rounds, progress=bars.bar)
     if as_json:
         print_json([asdict(result) for result in results])
         return
     lines = [(r.through, r.method, str(r.at_once), f"{r.lists_per_second:.2f}") for r in results]
-    print_table(("through", "method", "at once", "lists / s"), lines, f"throughput, {model}, N = 20")
+    heads = ("through", "method", "at once", "lists / s")
+    print_table(heads, lines, f"throughput, {model}, N = {CANDIDATES}")
 
 
 @app.command()
 def service(
     model: Model = DEFAULT_MODEL,
     seconds: Annotated[float, typer.Option(min=1, help="How long the overload lasts.")] = 30.0,
-    requests: Annotated[int, typer.Option(min=10, help="Requests over which memory is watched.")] = 2000,
+    requests: Annotated[int, typer.Option(min=10, help="Requests over which memory is measured.")] = 2000,
     rounds: Rounds = 15,
     as_json: AsJson = False,
 ) -> None:
-    """The HTTP service: overhead, latency at twice its load, memory."""
+    """Measure the HTTP service: overhead, latency at twice its load, memory."""
     try:
         from radical_rerank.lab.bench.service import run_service
     except ImportError as error:
         raise missing_extra(error, "serve") from None
-    found = run_service(model, rounds=rounds, seconds=seconds, requests=requests, progress=bars.bar)
+    result = run_service(model, rounds=rounds, seconds=seconds, requests=requests, progress=bars.bar)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(result))
         return
-    answers = ", ".join(f"{count} × {status}" for status, count in sorted(found.statuses.items()))
+    answers = ", ".join(f"{count} × {status}" for status, count in sorted(result.statuses.items()))
     lines = [
-        ("a request / a direct call", str(found.overhead)),
-        ("a request alone, median", f"{found.unloaded:.3f} s"),
-        ("let in at twice the load, p95", f"{found.loaded:.3f} s = {found.loaded / found.unloaded:.2f} ×"),
+        ("a request / a direct call", str(result.overhead)),
+        ("a request alone, median", f"{result.unloaded:.3f} s"),
+        (
+            "let in at twice the load, p95",
+            f"{result.loaded:.3f} s = {result.loaded / result.unloaded:.2f} ×",
+        ),
         ("answers at twice the load", answers),
-        (f"memory gained over {found.requests} requests", f"{found.megabytes:.1f} MB"),
+        (f"memory gained over {result.requests} requests", f"{result.megabytes:.1f} MB"),
     ]
-    print_table(("figure", "measured"), lines, f"service, {model}, N = 20")
+    print_table(("figure", "measured"), lines, f"service, {model}, N = {CANDIDATES}")
 
 
 @app.command()
 def attacks(
     model: Model = DEFAULT_MODEL,
     seconds: Annotated[float, typer.Option(min=1, help="How long each attack lasts at least.")] = 12.0,
-    only: Annotated[list[str] | None, typer.Option(help="Attacks whose names contain this.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Run only attacks whose names contain this.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The HTTP service while it is attacked: good requests answered, their latency, peak memory."""
+    """Measure the HTTP service under attack: good requests answered, their latency, peak memory."""
     try:
         from radical_rerank.lab.bench.attacks import all_attacks, run_attacks
     except ImportError as error:
@@ -184,7 +215,7 @@ def attacks(
     known = list(all_attacks(0))
     names = [name for name in known if not only or any(part in name for part in only)]
     if not names:
-        raise InputError(f"there is no such attack; there are: {'; '.join(known)}")
+        raise InputError(f"no attack has this name; choose from: {'; '.join(known)}")
     results = run_attacks(model, seconds=seconds, names=names, progress=bars.bar)
     if as_json:
         print_json([asdict(result) for result in results])
@@ -200,4 +231,4 @@ def attacks(
         for r in results
     ]
     heads = ("attack", "good answered", "their p95, over unloaded", "peak MB over idle", "attack answered")
-    print_table(heads, lines, f"service under attack, {model}, N = 20")
+    print_table(heads, lines, f"service under attack, {model}, N = {CANDIDATES}")

@@ -24,28 +24,18 @@ Model = Annotated[str, typer.Option(help="A model id or a folder; by default the
 log = logging.getLogger("radical_rerank")
 
 
-class StderrHandler(logging.Handler):
-    """Prints the package's messages as plain lines on stderr."""
-
-    @classmethod
-    def install(cls) -> None:
-        """Show messages from INFO upwards."""
-        log.handlers = [handler for handler in log.handlers if not isinstance(handler, cls)] + [cls()]
-        log.setLevel(logging.INFO)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(escape(record.getMessage()))
-
-
 def missing_extra(error: ImportError, extra: str) -> InputError:
+    """Return an error that names the extra to install."""
     return InputError(f"this needs an extra ({error.name}): pip install 'radical-rerank[{extra}]'")
 
 
 def print_json(data: Any) -> None:
+    """Print data as JSON on stdout."""
     sys.stdout.write(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
 def print_table(heads: Sequence[str], lines: Iterable[Sequence[str]], title: str = "") -> None:
+    """Print a table on stdout."""
     table = Table(*heads, title=escape(title), title_justify="left")
     for line in lines:
         table.add_row(*map(escape, line))

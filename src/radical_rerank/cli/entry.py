@@ -6,6 +6,7 @@ Tables are for people, `--json` is for programs. Errors are one line on stderr, 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import warnings
 from collections.abc import Iterator
@@ -18,10 +19,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from radical_rerank.cli import bench, lab, scenes, serve
-from radical_rerank.cli.common import AsJson, Device, Dtype, StderrHandler, log, print_json, print_table
+from radical_rerank.cli.common import AsJson, Device, Dtype, log, print_json, print_table
 from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.errors import InputError, RadicalError
-from radical_rerank.reranking import Ranking
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
 
 app = typer.Typer(
@@ -31,6 +31,15 @@ app = typer.Typer(
     add_completion=False,
 )
 
+
+class StderrHandler(logging.Handler):
+    """Prints the package's messages as plain lines on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one message."""
+        Console(stderr=True, highlight=False, soft_wrap=True).print(escape(record.getMessage()))
+
+
 SEVERAL = ("--keep", "--seeds", "--methods", "--counts", "--scorers")
 """options that take several values in a row"""
 
@@ -38,10 +47,11 @@ SEVERAL = ("--keep", "--seeds", "--methods", "--counts", "--scorers")
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
     if not sys.stderr.isatty():  # loading bars are for people
-        from transformers.utils import logging
+        from transformers.utils import logging as transformers_logging
 
-        logging.disable_progress_bar()
-    StderrHandler.install()
+        transformers_logging.disable_progress_bar()
+    log.handlers = [StderrHandler()]
+    log.setLevel("INFO")
     warnings.showwarning = lambda message, *_: log.warning("warning: %s", message)
     try:
         app(spread(sys.argv[1:] if arguments is None else arguments))
@@ -73,8 +83,8 @@ def rank(
         str, typer.Option(help="A model id or a folder; by default the small model of scenes that ships.")
     ] = DEFAULT_MODEL,
     method: Annotated[str, typer.Option(help="A name from `radical methods`.")] = "radical",
-    keep: Annotated[float, typer.Option(help="The fraction of visual tokens that is kept.")] = 0.2,
-    top_k: Annotated[int | None, typer.Option(help="Show only the best so many.")] = None,
+    keep: Annotated[float, typer.Option(help="The fraction of visual tokens to keep.")] = 0.2,
+    top_k: Annotated[int | None, typer.Option(help="Show only the best K.")] = None,
     reference: Annotated[str | None, typer.Option(help="An image that the query changes.")] = None,
     scorer: Annotated[str, typer.Option(help="logits or generate.")] = "logits",
     template: Annotated[str | None, typer.Option(help="A prompt template, a JSON file.")] = None,
@@ -105,15 +115,11 @@ def rank(
         dtype=dtype,
     )
     ranking = reranker.rank(query, images, top_k=top_k, reference=reference, on_error=on_error)  # type: ignore[arg-type]
-    if as_json:
-        print_json(ranking.to_dict())
-    else:
-        _print_ranking(ranking)
-
-
-def _print_ranking(ranking: Ranking) -> None:
     for skipped in ranking.skipped:
         log.info("skipped: %s", skipped.reason)
+    if as_json:
+        print_json(ranking.to_dict())
+        return
     table = Table("rank", "score", title=escape(ranking.query), title_justify="left")
     table.add_column("image", overflow="fold")
     for place, result in enumerate(ranking, start=1):
@@ -187,12 +193,12 @@ def methods(as_json: AsJson = False) -> None:
 
 @app.command()
 def demo(
-    out: Annotated[str, typer.Option(help="The folder of the page.")] = "demo",
+    out: Annotated[str, typer.Option(help="The folder to write the page to.")] = "demo",
     queries: Annotated[int, typer.Option(min=1, help="How many queries.")] = 8,
     size: Annotated[int, typer.Option(min=20, help="How many scenes the gallery has.")] = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """Search a gallery of generated scenes and rerank what is found, unpruned and pruned."""
+    """Search a gallery of generated scenes and rerank the results, dense and pruned."""
     from radical_rerank.embedded.scenes.demo import run_demo
 
     run_demo(Path(out), queries=queries, size=size, as_json=as_json)

@@ -2,107 +2,146 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.cli.common import Device, Dtype, log, missing_extra
 from radical_rerank.errors import InputError
+from radical_rerank.service import (
+    DEFAULT_DEADLINE,
+    DEFAULT_DOWNSCALE_DELAY,
+    DEFAULT_HOST,
+    DEFAULT_KEEP,
+    DEFAULT_METHOD,
+    DEFAULT_PATIENCE,
+    DEFAULT_PORT,
+    DEFAULT_QUEUE,
+    DEFAULT_UPSCALE_DELAY,
+)
+
+if TYPE_CHECKING:
+    from radical_rerank.service.settings import Settings
 
 app = typer.Typer()
 
 
+def _option(help: str, default: Any = None) -> Any:
+    """Return an option that is None unless given, so that the environment can set it. default: to show"""
+    return typer.Option(help=help, show_default=False if default is None else str(default))
+
+
 @app.command()
 def serve(
-    model: Annotated[
-        str | None, typer.Option(help="A model id or a folder; by default the embedded.")
+    model: Annotated[str | None, _option("A model id or a folder.", DEFAULT_MODEL)] = None,
+    method: Annotated[str | None, _option("The pruning method.", DEFAULT_METHOD)] = None,
+    keep: Annotated[float | None, _option("The fraction of visual tokens to keep.", DEFAULT_KEEP)] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = DEFAULT_HOST,
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = DEFAULT_PORT,
+    api_key: Annotated[list[str] | None, _option("Require this API key. Can be repeated.")] = None,
+    allow_host: Annotated[
+        list[str] | None, _option("Allow image URLs of this host. Can be repeated.", "none")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="The default method: radical.")] = None,
-    keep: Annotated[float | None, typer.Option(help="The default budget: 0.2.")] = None,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Where to listen.")] = 8000,
-    api_key: Annotated[list[str] | None, typer.Option(help="A key that clients must send.")] = None,
-    allow_host: Annotated[list[str] | None, typer.Option(help="A host that image URLs may name.")] = None,
     trusted_host: Annotated[
-        list[str] | None, typer.Option(help="A name that clients may call this service by; any by default.")
+        list[str] | None, _option("Answer only under this host name. Can be repeated.", "any")
     ] = None,
-    cors_origin: Annotated[list[str] | None, typer.Option(help="A web origin that may call.")] = None,
+    cors_origin: Annotated[
+        list[str] | None, _option("Let web pages of this origin call. Can be repeated.", "none")
+    ] = None,
     queue: Annotated[
-        int | None, typer.Option(help="Requests inside at once, running or waiting: 32.")
+        int | None, _option("Requests in flight, running or waiting. More get 429.", DEFAULT_QUEUE)
     ] = None,
     patience: Annotated[
         float | None,
-        typer.Option(help="How many rankings' time a request may wait before it gets 429: 0.7."),
+        _option(
+            "How long a request may wait, in units of one ranking's time. Longer waits get 429.",
+            DEFAULT_PATIENCE,
+        ),
     ] = None,
-    deadline: Annotated[float | None, typer.Option(help="Seconds per request: 60.")] = None,
+    deadline: Annotated[float | None, _option("Timeout of a request, in seconds.", DEFAULT_DEADLINE)] = None,
     device: Device = None,
     dtype: Dtype = None,
     ray: Annotated[bool, typer.Option("--ray", help="Deploy on Ray Serve.")] = False,
     ray_address: Annotated[
-        str, typer.Option(help="On Ray: join this cluster (auto: the one of this machine); local: start one.")
+        str, typer.Option(help="Ray: the cluster to join (auto for the one on this machine), or local.")
     ] = "local",
-    replicas: Annotated[int, typer.Option(min=1, help="On Ray: models to start with.")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, help="Ray: replicas of the model to start with.")] = 1,
     max_replicas: Annotated[
-        int | None, typer.Option(min=1, help="On Ray: add models under load, up to so many.")
+        int | None, typer.Option(min=1, help="Ray: add replicas under load, up to this number.")
     ] = None,
     upscale_delay: Annotated[
-        float, typer.Option(min=0, help="On Ray: seconds of load before a model is added.")
-    ] = 10.0,
+        float, typer.Option(min=0, help="Ray: seconds of load before a replica is added.")
+    ] = DEFAULT_UPSCALE_DELAY,
     downscale_delay: Annotated[
-        float, typer.Option(min=0, help="On Ray: seconds without it before one is taken away.")
-    ] = 300.0,
+        float, typer.Option(min=0, help="Ray: seconds without load before a replica is removed.")
+    ] = DEFAULT_DOWNSCALE_DELAY,
 ) -> None:
-    """Serve rerank over HTTP, with a page to try it.
+    """Serve reranking over HTTP, with a web page to try it.
 
-    Everything can also be set in the environment, as RADICAL_SERVE_QUEUE and so on; so can further limits
-    (see docs/deploy.md).
+    Every setting can also be given in the environment: RADICAL_SERVE_QUEUE for --queue, and so on. More
+    limits are in docs/deploy.md.
     """
+    settings = _settings(
+        model=model,
+        method=method,
+        keep=keep,
+        device=device,
+        dtype=dtype,
+        queue=queue,
+        patience=patience,
+        deadline=deadline,
+        api_keys=api_key,
+        allowed_hosts=allow_host,
+        trusted_hosts=trusted_host,
+        cors_origins=cors_origin,
+    )
+    if not ray:
+        _run(settings, host, port)
+        return
     try:
-        import uvicorn
+        from radical_rerank.service.on_ray import deploy, wait
+    except ImportError as error:
+        raise missing_extra(error, "serve") from None
+    deploy(
+        settings,
+        ray_address,
+        host=host,
+        port=port,
+        replicas=replicas,
+        max_replicas=max_replicas,
+        upscale_delay=upscale_delay,
+        downscale_delay=downscale_delay,
+    )
+    log.info("listening on http://%s:%d/ with Ray Serve; stop with Ctrl-C", host, port)
+    wait()
+
+
+def _settings(**given: Any) -> Settings:
+    """Return the settings: those that are given, else the environment's, else the defaults."""
+    try:
         from pydantic import ValidationError
         from pydantic_settings import SettingsError
 
-        from radical_rerank.service.app import create_app
         from radical_rerank.service.settings import Settings
     except ImportError as error:
         raise missing_extra(error, "serve") from None
-    given: dict[str, Any] = {
-        "model": model,
-        "method": method,
-        "keep": keep,
-        "device": device,
-        "dtype": dtype,
-        "queue": queue,
-        "patience": patience,
-        "deadline": deadline,
-        "api_keys": api_key,
-        "allowed_hosts": allow_host,
-        "trusted_hosts": trusted_host,
-        "cors_origins": cors_origin,
-    }
     try:
-        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InputError(f"{where}: {first['msg']}" if where else first["msg"]) from None
     except SettingsError as error:  # a list in the environment that is not JSON
-        raise InputError(f"{error}; lists in the environment are JSON") from None
-    if ray:
-        from radical_rerank.service.on_ray import deploy, wait
+        raise InputError(f"{error}; write lists in the environment as JSON") from None
 
-        deploy(
-            settings,
-            ray_address,
-            host=host,
-            port=port,
-            replicas=replicas,
-            max_replicas=max_replicas,
-            upscale_delay=upscale_delay,
-            downscale_delay=downscale_delay,
-        )
-        log.info(f"http://{host}:{port}/ on Ray; end with Ctrl-C")
-        wait()
-        return
-    log.info(f"http://{host}:{port}/ for people, /docs for programs")
+
+def _run(settings: Settings, host: str, port: int) -> None:
+    try:
+        import uvicorn
+
+        from radical_rerank.service.app import create_app
+    except ImportError as error:
+        raise missing_extra(error, "serve") from None
+    log.info("starting on http://%s:%d/ (web page) and http://%s:%d/docs (API)", host, port, host, port)
     uvicorn.run(create_app(settings), host=host, port=port, timeout_graceful_shutdown=int(settings.deadline))

@@ -1,12 +1,29 @@
-"""Thin adapters to what people already use; each needs only its own library."""
+"""Adapters for other libraries. Each needs only its own library, which is an extra of this package."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
+def missing_extra(error: ImportError, extra: str) -> ImportError:
+    """Return an error that names the extra to install.
+
+    Args:
+        error: what the import raised
+        extra: an optional dependency of this package, such as "langchain"
+
+    Example:
+        >>> print(missing_extra(ImportError("No module named 'mteb'", name="mteb"), "mteb"))
+        No module named 'mteb'; install it with: pip install 'radical-rerank[mteb]'
+    """
+    return ImportError(f"{error}; install it with: pip install 'radical-rerank[{extra}]'", name=error.name)
+
+
 def lmms_manifest() -> Any:
-    """What lmms-eval finds by its entry point. Here, since it may ask while its adapter is being imported."""
+    """Return the description of our model for lmms-eval, which calls this through an entry point.
+
+    It is here, not in `lmms_eval`, because lmms-eval may call it while that module is being imported.
+    """
     from lmms_eval.models.registry_v2 import ModelManifest
 
     return ModelManifest("radical", chat_class_path="radical_rerank.integrations.lmms_eval.RadicalLmms")

@@ -1,22 +1,37 @@
-"""A LangChain document compressor: retrieved documents that are pictures, in order."""
+"""A LangChain document compressor that reranks image documents."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_core.callbacks import Callbacks
-from langchain_core.documents import BaseDocumentCompressor, Document
-from pydantic import ConfigDict
-
+from radical_rerank.integrations import missing_extra
 from radical_rerank.reranking import Reranker
+
+try:
+    from langchain_core.callbacks import Callbacks
+    from langchain_core.documents import BaseDocumentCompressor, Document
+    from pydantic import ConfigDict
+except ImportError as error:
+    raise missing_extra(error, "langchain") from error
 
 
 class RadicalCompressor(BaseDocumentCompressor):
-    """The `top_n` best documents, each with its `relevance_score` in the metadata.
+    """Keeps the best documents, best first, with a `relevance_score` in their metadata.
 
-    A document's picture (a path, a data URI, bytes, a PIL image) is its metadata's `image_key`, or else its
-    page content.
+    Args:
+        reranker: ranks the images
+        top_n: how many documents to keep; by default all
+        image_key: the metadata field with a document's image (a path, a data URI, bytes or a PIL image). If a
+            document has no such field, its page content is taken as a path or a data URI
+
+    Example:
+        >>> from radical_rerank import generated_list
+        >>> query, images = generated_list(0, candidates=5)
+        >>> documents = [Document(f"scene {i}", metadata={"image": image}) for i, image in enumerate(images)]
+        >>> compressor = RadicalCompressor(reranker=Reranker(keep=0.2), top_n=1)
+        >>> [document.page_content for document in compressor.compress_documents(documents, query)]
+        ['scene 2']
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -28,12 +43,22 @@ class RadicalCompressor(BaseDocumentCompressor):
     def compress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> Sequence[Document]:
-        pictures: list[Any] = [d.metadata.get(self.image_key, d.page_content) for d in documents]
+        """Rank the documents for a query.
+
+        Args:
+            documents: documents with images
+            query: what to look for
+            callbacks: ignored
+
+        Returns:
+            Copies of the best documents, best first.
+        """
+        images: list[Any] = [d.metadata.get(self.image_key, d.page_content) for d in documents]
         return [
             documents[result.index].model_copy(
                 update={
                     "metadata": {**documents[result.index].metadata, "relevance_score": result.probability}
                 }
             )
-            for result in self.reranker.rank(query, pictures, top_k=self.top_n)
+            for result in self.reranker.rank(query, images, top_k=self.top_n)
         ]

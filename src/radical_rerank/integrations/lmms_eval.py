@@ -1,23 +1,46 @@
-"""An lmms-eval model: single-image benchmarks under any method, `lmms-eval --model radical`."""
+"""A model for lmms-eval: single-image benchmarks with any pruning method, `lmms-eval --model radical`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lmms_eval.api.instance import Instance
-from lmms_eval.api.model import lmms
-from lmms_eval.protocol import ChatMessages
 
-from radical_rerank.backbones import DEFAULT_MODEL, Backbone, layout_of
+from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures, layout_of
 from radical_rerank.errors import InputError
+from radical_rerank.integrations import missing_extra
 from radical_rerank.pruning import build
 from radical_rerank.reranking.calibration import profile_of
 from radical_rerank.reranking.encoding import load_image
 
+try:
+    from lmms_eval.api.instance import Instance
+    from lmms_eval.api.model import lmms
+    from lmms_eval.protocol import ChatMessages
+except ImportError as error:
+    raise missing_extra(error, "lmms-eval") from error
 
-class RadicalLmms(lmms):
-    """A single image has no other candidates to differ from: RaDiCal then goes by relevance alone."""
+MAX_SINGLE_IMAGE_TOKENS = 1280
+"""a question about one image gets more visual tokens than each image of a list"""
+
+
+class RadicalLmms(lmms):  # type: ignore[misc, unused-ignore]
+    """Answers questions about images. With a single image, RaDiCal selects tokens by relevance alone.
+
+    Args:
+        pretrained: a model id or a folder
+        method: the name of a pruning method
+        keep: the fraction of visual tokens alive at the end
+        max_image_tokens: larger images are scaled down to this many visual tokens
+        device: for loading the model
+        batch_size: ignored
+        backbone: use this model instead of loading one
+        options: options of the method
+
+    Example:
+        $ lmms-eval --model radical --model_args pretrained=Qwen/Qwen3-VL-4B-Instruct,keep=0.2 --tasks mme
+    """
 
     is_simple = False
 
@@ -26,7 +49,7 @@ class RadicalLmms(lmms):
         pretrained: str = DEFAULT_MODEL,
         method: str = "radical",
         keep: float = 0.2,
-        max_image_tokens: int = 1280,
+        max_image_tokens: int = MAX_SINGLE_IMAGE_TOKENS,
         device: str | None = None,
         batch_size: int | str = 1,
         backbone: Backbone | None = None,
@@ -40,6 +63,7 @@ class RadicalLmms(lmms):
             self.pruner = self.pruner.with_profile(profile_of(self.backbone))
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
+        """Return the model's answer to each request."""
         answers = []
         for request in requests:
             _, doc_to_messages, options, doc_id, task, split = request.args
@@ -51,28 +75,13 @@ class RadicalLmms(lmms):
         return answers
 
     def _answer(self, messages: ChatMessages, max_new_tokens: int) -> str:
-        backbone, (start, end) = self.backbone, self.backbone.family.markup
+        backbone = self.backbone
         documents, videos, sounds = messages.extract_media()
         if videos or sounds:
             raise InputError("only images are supported, not video or audio")
-        images = [load_image(found, name=f"image {i}") for i, found in enumerate(documents)]
+        images = [load_image(document, name=f"image {i}") for i, document in enumerate(documents)]
         features = backbone.encode([backbone.preprocess(image, self.max_image_tokens) for image in images])
-        mark = backbone.tokenizer.convert_ids_to_tokens(backbone.image_token_id)
-        shown = iter(f"{start}{mark * len(feature.tokens)}{end}" for feature in features)
-        turns = [
-            {
-                "role": message.role,
-                "content": "".join(
-                    next(shown) if part.type == "image" else part.text for part in message.content
-                ),
-            }
-            for message in messages.messages
-        ]
-        if backbone.tokenizer.chat_template is None:  # the embedded model knows no turns
-            text = " ".join(turn["content"] for turn in turns)
-        else:
-            text = backbone.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = backbone.tokenizer(self._prompt(messages, features), add_special_tokens=False)["input_ids"]
         inputs = backbone.inputs([ids], features)
         if not images:
             return backbone.write(inputs, max_new_tokens)[0]
@@ -81,8 +90,28 @@ class RadicalLmms(lmms):
         with pruner.on(backbone.model, layout):
             return backbone.write(inputs, max_new_tokens)[0]
 
+    def _prompt(self, messages: ChatMessages, features: Sequence[ImageFeatures]) -> str:
+        """Return the text of a conversation, with one image token per visual token."""
+        tokenizer, (start, end) = self.backbone.tokenizer, self.backbone.family.markup
+        mark = tokenizer.convert_ids_to_tokens(self.backbone.image_token_id)
+        images = iter(f"{start}{mark * len(feature.tokens)}{end}" for feature in features)
+        turns = [
+            {
+                "role": message.role,
+                "content": "".join(
+                    next(images) if part.type == "image" else part.text for part in message.content
+                ),
+            }
+            for message in messages.messages
+        ]
+        if tokenizer.chat_template is None:  # the embedded model has no chat format
+            return " ".join(turn["content"] for turn in turns)
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        raise InputError("tasks of log-likelihoods are not supported; choose one that generates")
+        """Raise an InputError: log-likelihoods are not supported."""
+        raise InputError("log-likelihood tasks are not supported; choose a generation task")
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
-        raise InputError("tasks of several rounds are not supported")
+        """Raise an InputError: conversations of several rounds are not supported."""
+        raise InputError("multi-round tasks are not supported")

@@ -1,22 +1,43 @@
-"""A model of MTEB, by its search protocol: real candidate groups, ranked list by list."""
+"""A reranker for MTEB, through its search protocol."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any
 
-from mteb.models.model_meta import ModelMeta, ScoringFunction
-
 from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.errors import InputError
+from radical_rerank.integrations import missing_extra
 from radical_rerank.reranking import Query, Reranker
+
+try:
+    from mteb.models.model_meta import ModelMeta, ScoringFunction
+except ImportError as error:
+    raise missing_extra(error, "mteb") from error
 
 
 class RadicalSearch:
-    """Reranks what a first stage found: tasks made by `task.convert_to_reranking(path, top_k=20)`.
+    """Reranks the candidates of a first stage: tasks from `task.convert_to_reranking(path, top_k=20)`.
 
-    A query's text is the query; its image, where it has one too, the reference of a composed query.
-    options: those of `Reranker.from_pretrained`; or pass a `reranker`
+    If a query has an image, that is the reference of a composed query.
+
+    Args:
+        model_name: a model id or a folder
+        revision: recorded with the results
+        reranker: use this reranker instead of loading a model
+        device: for loading the model
+        options: passed on to `Reranker`
+
+    Example:
+        >>> from datasets import Dataset
+        >>> from radical_rerank import generated_list
+        >>> query, images = generated_list(0, candidates=5)
+        >>> names = [f"scene {i}" for i in range(5)]
+        >>> search = RadicalSearch(keep=0.2)
+        >>> search.index(Dataset.from_dict({"id": names, "image": images}))
+        >>> scores = search.search([{"id": "q", "text": query}], top_k=5, top_ranked={"q": names})["q"]
+        >>> max(scores, key=scores.get)
+        'scene 2'
     """
 
     def __init__(
@@ -28,38 +49,50 @@ class RadicalSearch:
         device: str | None = None,
         **options: Any,
     ) -> None:
-        self.reranker = reranker or Reranker.from_pretrained(model_name, device=device, **options)
+        self.reranker = reranker or Reranker(model_name, device=device, **options)
         self._name, self._revision = model_name, revision
         self._corpus: Any = None
+        self._rows: dict[str, int] = {}
 
     def index(self, corpus: Any, **_: Any) -> None:
+        """Set the documents to rank: a dataset with the columns `id` and `image`."""
         self._corpus = corpus
-        self._row = {name: number for number, name in enumerate(corpus["id"])}
+        self._rows = {name: number for number, name in enumerate(corpus["id"])}
 
     def search(
         self, queries: Any, *, top_k: int, top_ranked: dict[str, list[str]] | None = None, **_: Any
     ) -> dict[str, dict[str, float]]:
-        """Per query its candidates, the first with the highest score."""
+        """Rank each query's candidates.
+
+        Args:
+            queries: rows with an `id`, a `text` and perhaps an `image`
+            top_k: rank only the first K candidates
+            top_ranked: the candidates of each query, by id
+
+        Returns:
+            Per query, a score of each candidate. The best one has the highest.
+        """
         if top_ranked is None:
             raise InputError("a reranker needs candidates: convert the task with convert_to_reranking")
-        found = {}
+        scores = {}
         for query in queries:
             names = top_ranked[query["id"]][:top_k]
-            images = [self._corpus[self._row[name]]["image"] for name in names]
+            images = [self._corpus[self._rows[name]]["image"] for name in names]
             ranking = self.reranker.rank(Query(query["text"], query.get("image")), images)
-            # Windows score each pass for itself: the place in the list is what holds throughout.
-            found[query["id"]] = {
+            # Scores of different windows are not comparable, but places in the list are.
+            scores[query["id"]] = {
                 names[result.index]: float(len(names) - place) for place, result in enumerate(ranking)
             }
-        return found
+        return scores
 
     @property
     def mteb_model_meta(self) -> ModelMeta:
+        """The description of this model. MTEB stores results under its name and settings."""
         pruner = self.reranker.pruner
-        # MTEB keeps results by name and experiment: nothing that changes a ranking may share one.
+        # Everything that changes a ranking is part of it, so that results are never mixed up.
         settings = {name: str(value) for name, value in self.reranker.settings.items()}
         settings |= {field.name: str(getattr(pruner, field.name)) for field in fields(pruner)}
-        return ModelMeta.create_empty(
+        meta: ModelMeta = ModelMeta.create_empty(
             overwrites={
                 "name": f"radical-rerank/{self._name.replace('/', '__')}",
                 "revision": self._revision or "no_revision_available",
@@ -68,3 +101,4 @@ class RadicalSearch:
                 "experiment_kwargs": {**settings, "method": type(pruner).__name__},
             }
         )
+        return meta

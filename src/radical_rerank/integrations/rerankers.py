@@ -1,23 +1,39 @@
-"""A ranker of the `rerankers` library."""
+"""A ranker for the `rerankers` library."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from rerankers.documents import Document
-from rerankers.models.ranker import BaseRanker
-from rerankers.results import RankedResults, Result
-
 from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.errors import InputError
+from radical_rerank.integrations import missing_extra
 from radical_rerank.reranking import Reranker
 
+try:
+    from rerankers.documents import Document
+    from rerankers.models.ranker import BaseRanker
+    from rerankers.results import RankedResults, Result
+except ImportError as error:
+    raise missing_extra(error, "rerankers") from error
 
-class RadicalRanker(BaseRanker):
-    """`rank(query, docs)`: documents of type "image" with `image_path` or `base64`, or paths and data URIs.
 
-    options: those of `Reranker.from_pretrained`; or pass a `reranker`
+class RadicalRanker(BaseRanker):  # type: ignore[misc, unused-ignore]
+    """Ranks images: paths, data URIs, or documents of type "image" with `image_path` or `base64`.
+
+    Args:
+        model_name_or_path: a model id or a folder
+        verbose: as in the library's other rankers
+        reranker: use this reranker instead of loading a model
+        options: passed on to `Reranker`
+
+    Example:
+        >>> from radical_rerank import generated_list
+        >>> from radical_rerank.reranking.encoding import data_uri
+        >>> query, images = generated_list(0, candidates=5)
+        >>> ranker = RadicalRanker(keep=0.2)
+        >>> ranker.rank(query, [data_uri(image) for image in images]).top_k(1)[0].doc_id
+        2
     """
 
     ranking_type = "listwise"
@@ -31,9 +47,10 @@ class RadicalRanker(BaseRanker):
         **options: Any,
     ) -> None:
         self.verbose = verbose
-        self.reranker = reranker or Reranker.from_pretrained(model_name_or_path, **options)
+        self.reranker = reranker or Reranker(model_name_or_path, **options)
 
     def score(self, query: str, doc: str) -> float:
+        """Raise an InputError: a listwise ranker cannot score a single document."""
         raise InputError("a listwise ranker scores documents against each other: use rank")
 
     def rank(
@@ -43,6 +60,17 @@ class RadicalRanker(BaseRanker):
         doc_ids: Sequence[str | int] | None = None,
         metadata: Sequence[dict[str, Any]] | None = None,
     ) -> RankedResults:
+        """Rank images for a query.
+
+        Args:
+            query: what to look for
+            docs: paths, data URIs or documents; or a single one
+            doc_ids: their ids; by default their places
+            metadata: of paths and data URIs, kept in the results
+
+        Returns:
+            The documents, best first.
+        """
         given = [docs] if isinstance(docs, (str, Document)) else list(docs)
         documents = []
         for number, doc in enumerate(given):
@@ -53,7 +81,7 @@ class RadicalRanker(BaseRanker):
             if doc.doc_id is None:
                 doc.doc_id = doc_ids[number] if doc_ids else number
             documents.append(doc)
-        ranking = self.reranker.rank(query, [_picture(doc, i) for i, doc in enumerate(documents)])
+        ranking = self.reranker.rank(query, [_image_of(doc, i) for i, doc in enumerate(documents)])
         results = [
             Result(document=documents[result.index], score=result.probability, rank=place + 1)
             for place, result in enumerate(ranking)
@@ -61,10 +89,10 @@ class RadicalRanker(BaseRanker):
         return RankedResults(results=results, query=query, has_scores=True)
 
 
-def _picture(document: Document, number: int) -> Any:
+def _image_of(document: Document, number: int) -> Any:
     if document.base64 is not None:
         given = document.base64
         return given if given.startswith("data:") else f"data:image/png;base64,{given}"
     if document.image_path is not None:
         return document.image_path
-    raise InputError(f"document {number} shows no image: it needs image_path or base64")
+    raise InputError(f"document {number} has no image: it needs image_path or base64")

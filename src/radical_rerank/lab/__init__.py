@@ -1,1 +1,1 @@
-"""Data sets, metrics, runner, experiments."""
+"""The lab: data sets, evaluation, experiments, diagnosis and benchmarks. It needs the extra `[lab]`."""

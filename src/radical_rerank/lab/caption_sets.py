@@ -1,7 +1,7 @@
-"""Data sets of captions and pictures: Flickr30K and MSCOCO (Karpathy's splits), Flickr8k, FashionIQ.
+"""Loaders of caption data sets: Flickr30K and MSCOCO (Karpathy's splits), Flickr8k, FashionIQ.
 
-A loader checks what it reads and names the first bad record. Pictures are files under a folder; none is
-opened here, but each must be there.
+A loader checks every record and names the first bad one in its error. Pictures are files in a folder. They
+must exist, but they are not opened here.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from radical_rerank.errors import InputError
 from radical_rerank.lab.datasets import Dataset, Task
+from radical_rerank.lab.paper import SEED
 
 GOLD = 3
-"""The grade of a caption's own picture where others are judged too"""
+"""the grade of a caption's own picture in a data set with judgements"""
 CAPTIONS = ("first", "all", "random")
 """which of a picture's captions are queries"""
 
@@ -29,14 +30,23 @@ def karpathy(
     name: str,
     split: str = "test",
     captions: str = "all",
-    caption_seed: int = 42,
+    caption_seed: int = SEED,
 ) -> Dataset:
-    """Flickr30K and MSCOCO: the captions of the split are queries, their picture the only relevant one.
+    """Load Flickr30K or MSCOCO. Captions are queries; only a caption's own picture is relevant.
 
-    annotations: {"images": [{"filename", "filepath"?, "split", "sentences": [{"raw", "sentid"}]}]}; the split
-    "restval" counts as train
-    captions: "all" of a picture, its "first" (the paper has as many queries as pictures), or a "random" one
+    Args:
+        annotations: Karpathy's JSON file,
+            {"images": [{"filename", "filepath"?, "split", "sentences": [{"raw", "sentid"}]}]}
+        images: the folder of the pictures
+        name: the name of the data set
+        split: "train" (with "restval"), "val" or "test"
+        captions: "all" captions of a picture, the "first" one (as in the paper) or a "random" one
+        caption_seed: seeds the choice of "random"
+
+    Returns:
+        The data set. Its gallery holds all pictures of the split.
     """
+    _check_captions(captions)
     path, folder = Path(annotations), Path(images)
     data = _json(path)
     entries = data.get("images") if isinstance(data, dict) else None
@@ -45,7 +55,6 @@ def karpathy(
     files: dict[str, Path] = {}
     tasks: list[Task] = []
     seen: set[str] = set()
-    _check_captions(captions)
     for number, entry in enumerate(entries):
         where = f"{path}, image {number}"
         file, part = _text(entry, "filename", where), _text(entry, "split", where)
@@ -54,19 +63,25 @@ def karpathy(
         if file in files:
             raise InputError(f"{where}: {file} occurs twice")
         files[file] = folder / str(entry.get("filepath") or "") / file
-        sentences = entry.get("sentences")
-        if not isinstance(sentences, list) or not sentences:
-            raise InputError(f"{where} ({file}) has no sentences")
-        own = []
-        for place, sentence in enumerate(sentences):
-            text = _text(sentence, "raw", f"{where} ({file}), a sentence")
-            key = str(sentence.get("sentid", f"{file}#{place}"))
-            if key in seen:
-                raise InputError(f"{where} ({file}): sentence {key} occurs twice")
-            seen.add(key)
-            own.append(Task(key, text.strip(), {file: 1}))
+        own = _sentences(entry, file, f"{where} ({file})", seen)
         tasks += _chosen(own, captions, caption_seed, file)
     return _dataset(name, tasks, files, f"{path} has no image of the split {split!r}")
+
+
+def _sentences(entry: dict[str, Any], file: str, where: str, seen: set[str]) -> list[Task]:
+    """Return one query per sentence of an image. Their ids are added to `seen`."""
+    sentences = entry.get("sentences")
+    if not isinstance(sentences, list) or not sentences:
+        raise InputError(f"{where} has no sentences")
+    tasks = []
+    for place, sentence in enumerate(sentences):
+        text = _text(sentence, "raw", f"{where}, a sentence")
+        key = str(sentence.get("sentid", f"{file}#{place}"))
+        if key in seen:
+            raise InputError(f"{where}: sentence {key} occurs twice")
+        seen.add(key)
+        tasks.append(Task(key, text.strip(), {file: 1}))
+    return tasks
 
 
 def flickr8k(
@@ -77,21 +92,50 @@ def flickr8k(
     expert: str | Path | None = None,
     crowd: str | Path | None = None,
     captions: str = "all",
-    caption_seed: int = 42,
+    caption_seed: int = SEED,
 ) -> Dataset:
-    """`name.jpg#k<TAB>caption`; only the pictures of `split_file` where there is one.
+    """Load Flickr8k, with graded relevance if there are judgements.
 
-    expert: three judges' 1 to 4 per picture and caption; grade = mean − 1, rounded: 0 to 3
-    crowd: the share of "yes" per picture and caption; grade = 3 · share, rounded
-    A caption's own picture has grade 3, or 1 where nothing is judged.
-    captions: "all" of a picture, its "first", or a "random" one
+    A caption's own picture has grade 3, or 1 if there are no judgements.
+
+    Args:
+        tokens: the captions, lines of `name.jpg#k<TAB>caption`
+        images: the folder of the pictures
+        split_file: the names of the pictures to use; by default all
+        expert: expert judgements, 1 to 4 by three people per picture and caption; grade = mean − 1, rounded
+        crowd: crowd judgements, the share of "yes" per picture and caption; grade = 3 · share, rounded
+        captions: "all" captions of a picture, the "first" one or a "random" one
+        caption_seed: seeds the choice of "random"
+
+    Returns:
+        The data set. Its gallery holds all pictures.
     """
     _check_captions(captions)
     path, folder = Path(tokens), Path(images)
     wanted = None if split_file is None else {line for _, line in _lines(Path(split_file))}
-    graded = expert is not None or crowd is not None
+    texts = _flickr8k_captions(path, wanted)
+    files = {file: folder / file for file, _ in texts.values()}
+    if wanted is not None and wanted - files.keys():
+        raise InputError(f"{split_file}: {sorted(wanted - files.keys())[0]} has no caption in {path}")
+    own = 1 if expert is None and crowd is None else GOLD
+    grades: dict[str, dict[str, int]] = {key: {file: own} for key, (file, _) in texts.items()}
+    for source, columns in ((expert, 3), (crowd, 1)):
+        for number, file, key, grade in _judgements(source, columns):
+            if key in texts and file in files:
+                if grade > 0:
+                    grades[key][file] = max(grade, grades[key].get(file, 0))
+            elif wanted is None:
+                raise InputError(f"{source}, line {number}: {key} or {file} is not in {path}")
+    queries: dict[str, list[Task]] = {file: [] for file in files}
+    for key, (file, text) in texts.items():
+        queries[file].append(Task(key, text, grades[key]))
+    tasks = [task for file, asked in queries.items() for task in _chosen(asked, captions, caption_seed, file)]
+    return _dataset("flickr8k", tasks, files, f"{path} has no caption")
+
+
+def _flickr8k_captions(path: Path, wanted: set[str] | None) -> dict[str, tuple[str, str]]:
+    """Read (picture, caption) pairs by the caption's id. wanted: the pictures to use; None for all"""
     texts: dict[str, tuple[str, str]] = {}
-    files: dict[str, Path] = {}
     for number, line in _lines(path):
         key, tab, caption = line.partition("\t")
         file, mark, _ = key.partition("#")
@@ -99,54 +143,40 @@ def flickr8k(
             raise InputError(f"{path}, line {number}: not `name.jpg#k<TAB>caption`: {line!r}")
         if key in texts:
             raise InputError(f"{path}, line {number}: {key} occurs twice")
-        if wanted is not None and file not in wanted:
-            continue
-        texts[key] = (file, caption.strip())
-        files[file] = folder / file
-    if wanted is not None and wanted - files.keys():
-        raise InputError(f"{split_file}: {sorted(wanted - files.keys())[0]} has no caption in {path}")
-    grades: dict[str, dict[str, int]] = {
-        key: {file: GOLD if graded else 1} for key, (file, _) in texts.items()
-    }
-    for source, columns in ((expert, 3), (crowd, 1)):
-        if source is None:
-            continue
-        for number, line in _lines(Path(source)):
-            parts = line.split("\t")
-            try:
-                file, key, values = parts[0], parts[1], [float(v) for v in parts[2 : 2 + columns]]
-            except (IndexError, ValueError):
-                values = []
-            if len(values) < columns or (columns == 3 and not all(1 <= v <= 4 for v in values)):
-                raise InputError(f"{source}, line {number}: not a judgement: {line!r}")
-            if key not in texts or file not in files:
-                if wanted is None:
-                    raise InputError(f"{source}, line {number}: {key} or {file} is not in {path}")
-                continue
-            grade = round(sum(values) / 3 - 1) if columns == 3 else round(3 * values[0])
-            if grade > 0:
-                grades[key][file] = max(grade, grades[key].get(file, 0))
-    own: dict[str, list[Task]] = {file: [] for file in files}
-    for key, (file, text) in texts.items():
-        own[file].append(Task(key, text, grades[key]))
-    tasks = [task for file, of in own.items() for task in _chosen(of, captions, caption_seed, file)]
-    return _dataset("flickr8k", tasks, files, f"{path} has no caption")
+        if wanted is None or file in wanted:
+            texts[key] = (file, caption.strip())
+    return texts
+
+
+def _judgements(path: str | Path | None, columns: int) -> Iterator[tuple[int, str, str, int]]:
+    """Yield (line number, picture, caption id, grade). columns: 3 for expert judgements, 1 for crowd"""
+    if path is None:
+        return
+    for number, line in _lines(Path(path)):
+        parts = line.split("\t")
+        try:
+            file, key, values = parts[0], parts[1], [float(v) for v in parts[2 : 2 + columns]]
+        except (IndexError, ValueError):
+            values = []
+        if len(values) < columns or (columns == 3 and not all(1 <= v <= 4 for v in values)):
+            raise InputError(f"{path}, line {number}: not a judgement: {line!r}")
+        yield number, file, key, round(sum(values) / 3 - 1) if columns == 3 else round(3 * values[0])
 
 
 def fashioniq(
     captions: str | Path, split: str | Path, images: str | Path, *, category: str, suffix: str = ".png"
 ) -> Dataset:
-    """Composed queries: `candidate` is the reference, two captions say how `target` differs.
+    """Load FashionIQ. A query is a reference picture and two captions that say how the target differs.
 
-    captions: [{"target", "candidate", "captions": [a, b]}]; split: the gallery, a flat list of ids
+    Args:
+        captions: the queries, [{"target", "candidate", "captions": [a, b]}]; `candidate` is the reference
+        split: the gallery, a flat list of ids
+        images: the folder of the pictures
+        category: "dress", "shirt" or "toptee"
+        suffix: the suffix of the picture files
     """
     path, gallery_path, folder = Path(captions), Path(split), Path(images)
-    gallery = _json(gallery_path)
-    if not (isinstance(gallery, list) and all(isinstance(name, str) for name in gallery)):
-        raise InputError(f"{gallery_path} is not a flat list of ids")
-    twice = [name for name, count in Counter(gallery).items() if count > 1]
-    if twice:
-        raise InputError(f"{gallery_path}: {twice[0]} occurs twice")
+    gallery = _gallery(gallery_path)
     entries = _json(path)
     if not isinstance(entries, list):
         raise InputError(f"{path} is not a list of queries")
@@ -169,19 +199,30 @@ def fashioniq(
     return _dataset(f"fashioniq-{category}", tasks, files, f"{path} has no query")
 
 
+def _gallery(path: Path) -> list[str]:
+    gallery = _json(path)
+    if not (isinstance(gallery, list) and all(isinstance(name, str) for name in gallery)):
+        raise InputError(f"{path} is not a flat list of ids")
+    twice = [name for name, count in Counter(gallery).items() if count > 1]
+    if twice:
+        raise InputError(f"{path}: {twice[0]} occurs twice")
+    return gallery
+
+
 def _check_captions(captions: str) -> None:
     if captions not in CAPTIONS:
         raise InputError(f"captions must be one of {', '.join(CAPTIONS)}, not {captions!r}")
 
 
 def _chosen(tasks: list[Task], captions: str, seed: int, picture: str) -> list[Task]:
-    """Of a picture's queries those that are asked. What is drawn for one picture depends on no other."""
+    """Return the queries of one picture that are used. A random choice depends on no other picture."""
     if captions == "all":
         return tasks
     return [tasks[0] if captions == "first" else random.Random(f"{seed} {picture}").choice(tasks)]
 
 
 def _dataset(name: str, tasks: list[Task], files: dict[str, Path], empty: str) -> Dataset:
+    """Make the data set. empty: the error message if there are no queries"""
     if not tasks:
         raise InputError(empty)
     missing = next((file for file in files.values() if not file.is_file()), None)
@@ -198,11 +239,11 @@ def _json(path: Path) -> Any:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line number, line) of the lines that are not blank."""
     try:
-        text = path.read_text(encoding="utf-8")
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
-    lines: Iterable[str] = text.splitlines()
     return ((number, line.rstrip("\r\n")) for number, line in enumerate(lines, start=1) if line.strip())
 
 

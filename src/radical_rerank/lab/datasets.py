@@ -1,4 +1,4 @@
-"""What a data set is: pictures, queries, and which pictures are relevant."""
+"""What a data set is: pictures, queries, and which pictures are relevant to them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Task:
-    """One query. Pictures go by their id in the data set.
+    """One query. Pictures are named by their id in the data set.
 
-    relevant: grades of the relevant pictures; all others count 0
-    reference: the picture that the text changes (composed retrieval)
-    candidates: the list to rank, where the data set fixes it; else a first stage finds one
+    Args:
+        id: the query's id
+        text: the query
+        relevant: grades of the relevant pictures; all others have grade 0
+        reference: the picture that the text changes (composed retrieval)
+        candidates: the list to rank; None if a first stage retrieves it
     """
 
     id: str
@@ -46,7 +49,21 @@ class Question:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Queries over pictures. `picture(id)` gives one; `gallery` are the ids that a first stage searches."""
+    """Queries over pictures.
+
+    Args:
+        name: the data set's name
+        tasks: the queries
+        picture: returns a picture by its id
+        gallery: the ids that a first stage searches; empty if every query has its own candidates
+
+    Example:
+        >>> from PIL import Image
+        >>> task = Task("q1", "a red picture", {"red": 1}, candidates=("red", "blue"))
+        >>> data = Dataset("colours", [task], lambda name: Image.new("RGB", (32, 32), name))
+        >>> data.picture("red").size
+        (32, 32)
+    """
 
     name: str
     tasks: Sequence[Task]
@@ -54,11 +71,11 @@ class Dataset:
     gallery: Sequence[str] = ()
 
     def contents(self, names: Iterable[str]) -> list[str]:
-        """A digest of each of these pictures: what it shows, whatever it is called."""
+        """Return a digest of each picture's content, which does not depend on its id."""
         return [picture_digest(self.picture(name), f"the picture {name} of {self.name}") for name in names]
 
     def digest(self, first: int = 100) -> str:
-        """What identifies a version: a hash of the gallery's ids and of the first tasks."""
+        """Return a digest of this version of the data: the gallery's ids and the first tasks."""
         parts: list[Any] = [list(self.gallery)]
         for task in islice(self.tasks, first):
             relevant = sorted(task.relevant.items())
@@ -68,7 +85,13 @@ class Dataset:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions about single pictures."""
+    """Questions about single pictures.
+
+    Args:
+        name: the data set's name
+        questions: the questions
+        picture: returns a picture by its id
+    """
 
     name: str
     questions: Sequence[Question]
@@ -76,8 +99,13 @@ class QuestionSet:
 
 
 def picture_digest(document: Document, name: str) -> str:
-    """What a picture shows, whatever it is called. name: for the error where it cannot be read"""
-    if isinstance(document, Path):  # as it is on disk: quicker than decoding it
+    """Return a digest of a picture's content.
+
+    Args:
+        document: the picture
+        name: how an error message names it
+    """
+    if isinstance(document, Path):  # the bytes on disk: faster than decoding them
         try:
             data = document.read_bytes()
         except OSError as error:
@@ -89,7 +117,17 @@ def picture_digest(document: Document, name: str) -> str:
 
 
 class Lazy(Sequence[T]):
-    """A sequence whose items are made when asked for; the last few are remembered."""
+    """A sequence that makes its items on access and caches the last few.
+
+    Args:
+        length: how many items there are
+        make: returns the item at an index
+
+    Example:
+        >>> squares = Lazy(5, lambda number: number**2)
+        >>> len(squares), squares[3]
+        (5, 9)
+    """
 
     def __init__(self, length: int, make: Callable[[int], T]) -> None:
         self._length = length

@@ -1,21 +1,22 @@
-"""z_l: does a layer's attention go to the candidates that decide the order, more than chance would have it?
+"""Diagnosis: is the attention of a layer on the candidates that decide the order, more than by chance?
 
-Per list, a candidate's contribution RC_g is how much the distribution over the identifiers changes (total
-variation) when its visual tokens are taken out. z_l compares Spearman's correlation of RC_g with the
-candidates' mean attention in layer l against the same with the candidates shuffled.
+For every list, the contribution RC_g of a candidate is the change of the distribution over the identifiers
+(total variation) when its visual tokens are removed. z_l compares two numbers: Spearman's correlation of RC_g
+with the mean attention of the candidates in layer l, and the same correlation with the candidates shuffled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from radical_rerank.backbones import Backbone
+from radical_rerank.backbones import Backbone, ImageFeatures
 from radical_rerank.method import (
     candidate_uniqueness,
     discriminative_importance,
@@ -26,24 +27,28 @@ from radical_rerank.method import (
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Pruner, Stage, StageView
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
-from radical_rerank.reranking.prompt import PromptTemplate, build_prompt
+from radical_rerank.reranking.prompt import Prompt, PromptTemplate, build_prompt
+
+Vector = np.ndarray[Any, Any]
 
 BATCH = 10
-"""Masked variants of a prompt that run together"""
+"""prompts with a candidate removed that run together"""
 
 
 @dataclass(kw_only=True)
 class AttentionProbe(Pruner):
-    """Keeps every token and writes down p of every layer, and the priors."""
+    """Keeps every token and saves the attention of every layer and the priors."""
 
     keep: float = 1.0
     layers: list[Tensor] = field(default_factory=list)
     priors: dict[str, Tensor] = field(default_factory=dict)
 
     def stages(self, num_layers: int) -> list[Stage]:
+        """Return one stage before every layer."""
         return [Stage(layer, 1.0) for layer in range(num_layers)]
 
     def select(self, view: StageView, count: int) -> Tensor:
+        """Save the layer's attention and return all tokens."""
         if not self.layers:
             self.priors = {
                 "U": candidate_uniqueness(view.vision),
@@ -56,18 +61,27 @@ class AttentionProbe(Pruner):
 
 @dataclass(kw_only=True)
 class Without(Pruner):
-    """Takes out the candidate whose number is the list's key."""
+    """Removes one candidate: the one whose number is the key of the list's layout."""
 
     def stages(self, num_layers: int) -> list[Stage]:
+        """Return one stage before the first layer."""
         return [Stage(0, 1.0)]
 
     def select(self, view: StageView, count: int) -> Tensor:
+        """Return the tokens of all other candidates."""
         return (view.candidate_of[view.alive] != view.key).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Means over lists: z and H_norm per layer, z of the three attention-free references."""
+    """Means over lists.
+
+    Args:
+        lists: how many lists there were
+        z: reliability of the attention, per layer
+        h_norm: normalized entropy of the attention, per layer
+        references: z of three scores that use no attention: U, Q and U×Q
+    """
 
     lists: int
     z: tuple[float, ...]
@@ -76,16 +90,19 @@ class Diagnosis:
 
     @property
     def pearson(self) -> float:
-        """r of z_l with 1 − H_norm(l): is concentrated attention reliable attention?"""
+        """The correlation of z_l with 1 − H_norm(l): is concentrated attention reliable?"""
         return float(np.corrcoef(self.z, 1 - np.array(self.h_norm))[0, 1])
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one list says, candidate by candidate (N): all that z is made of.
+    """The measurements of one list with N candidates, from which z is computed.
 
-    contribution: (N,) RC_g; attention: (layers, N) mean p of its tokens; h_norm: (layers,)
-    priors: the attention-free references, (N,) means over its tokens
+    Args:
+        contribution: (N,) RC_g
+        attention: (layers, N) mean attention on the tokens of each candidate
+        h_norm: (layers,) normalized entropy
+        priors: (N,) means over the tokens of each candidate, of the scores that use no attention
     """
 
     contribution: list[float]
@@ -97,12 +114,20 @@ class Evidence:
 def evidence(
     backbone: Backbone,
     query: str,
-    images: Sequence[Any],
+    images: Sequence[Image.Image],
     *,
     template: PromptTemplate | None = None,
     max_image_tokens: int = MAX_IMAGE_TOKENS,
 ) -> Evidence:
-    """One pass over the list, and one without each of its candidates. images: RGB."""
+    """Measure one list: one forward pass with all candidates, and one without each of them.
+
+    Args:
+        backbone: the model
+        query: the query
+        images: the candidates, RGB
+        template: the prompt template; by default the model's own
+        max_image_tokens: larger images are scaled down to this many visual tokens
+    """
     features = backbone.encode([backbone.preprocess(image, max_image_tokens) for image in images])
     template = template or PromptTemplate.of(backbone)
     prompt = build_prompt(backbone, template, query, [len(f.tokens) for f in features])
@@ -122,13 +147,19 @@ def evidence(
     )
 
 
-def summary(found: Iterable[Evidence], *, permutations: int = 200, seed: int = 0) -> Diagnosis:
-    """Means over lists. The same lists in the same order give the same figures."""
+def summary(lists: Iterable[Evidence], *, permutations: int = 200, seed: int = 0) -> Diagnosis:
+    """Compute z of every list and average over lists.
+
+    Args:
+        lists: the measurements, one per list
+        permutations: how often the candidates are shuffled
+        seed: seeds the shuffling; the same lists in the same order give the same figures
+    """
     rng = np.random.default_rng(seed)
     rows: list[list[float]] = []
     entropies: list[list[float]] = []
     references: dict[str, list[float]] = {}
-    for one in found:
+    for one in lists:
         contribution = np.array(one.contribution)
         rows.append([z_score(np.array(p), contribution, permutations, rng) for p in one.attention])
         entropies.append(one.h_norm)
@@ -144,23 +175,40 @@ def summary(found: Iterable[Evidence], *, permutations: int = 200, seed: int = 0
 
 def diagnose(
     backbone: Backbone,
-    lists: Iterable[tuple[str, Sequence[Any]]],
+    lists: Iterable[tuple[str, Sequence[Image.Image]]],
     *,
     permutations: int = 200,
     seed: int = 0,
     max_image_tokens: int = MAX_IMAGE_TOKENS,
     progress: Progress = silent,
 ) -> Diagnosis:
-    """Diagnose a model on (query, RGB images) pairs."""
-    gathered = [
+    """Measure how reliable a model's attention is, layer by layer.
+
+    Args:
+        backbone: the model
+        lists: (query, RGB images) pairs
+        permutations, seed: as in `summary`
+        max_image_tokens: larger images are scaled down to this many visual tokens
+        progress: shows the progress over lists
+
+    Returns:
+        z and H_norm per layer, averaged over lists.
+
+    Example:
+        >>> from radical_rerank import generated_list
+        >>> diagnosis = diagnose(Backbone.from_pretrained(), [generated_list(0, candidates=4)])
+        >>> diagnosis.lists, len(diagnosis.z)
+        (1, 12)
+    """
+    measured = [
         evidence(backbone, query, images, max_image_tokens=max_image_tokens)
         for query, images in progress(lists, "diagnosis")
     ]
-    return summary(gathered, permutations=permutations, seed=seed)
+    return summary(measured, permutations=permutations, seed=seed)
 
 
-def _masked(backbone: Backbone, prompt: Any, features: Sequence[Any]) -> Iterable[Tensor]:
-    """Logits of the prompt without each candidate in turn."""
+def _masked(backbone: Backbone, prompt: Prompt, features: Sequence[ImageFeatures]) -> Iterator[Tensor]:
+    """Yield the logits of the prompt without each candidate in turn."""
     count = len(prompt.identifiers)
     for start in range(0, count, BATCH):
         numbers = range(start, min(start + BATCH, count))
@@ -171,29 +219,41 @@ def _masked(backbone: Backbone, prompt: Any, features: Sequence[Any]) -> Iterabl
 
 
 def _means(values: Tensor, owner: Tensor) -> list[float]:
-    """(V,) per token -> (N,) mean per candidate."""
+    """Average (V,) values of tokens over the tokens of each candidate. owner: (V,) their candidates"""
     values, owner = values.float().cpu(), owner.cpu()
     total = torch.zeros(int(owner.max()) + 1).index_add(0, owner, values)
-    return (total / owner.bincount()).tolist()
+    means: list[float] = (total / owner.bincount()).tolist()
+    return means
 
 
-def spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Rank correlation, ties at their mean rank; 0 where one side does not vary."""
+def spearman(a: Vector, b: Vector) -> float:
+    """Return Spearman's rank correlation. Ties get their mean rank; a constant input gives 0.
+
+    Example:
+        >>> round(spearman(np.array([1, 2, 3]), np.array([10, 20, 90])), 6)
+        1.0
+    """
     x, y = _ranks(a), _ranks(b)
     if x.std() == 0 or y.std() == 0:
         return 0.0
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def _ranks(values: np.ndarray) -> np.ndarray:
+def _ranks(values: Vector) -> Vector:
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (count.cumsum() - (count - 1) / 2)[place]
+    ranks: Vector = (count.cumsum() - (count - 1) / 2)[place]
+    return ranks
 
 
-def z_score(
-    saliency: np.ndarray, contribution: np.ndarray, permutations: int, rng: np.random.Generator
-) -> float:
-    """(ρ − mean of the null) / its deviation, the null being ρ with the candidates shuffled."""
+def z_score(saliency: Vector, contribution: Vector, permutations: int, rng: np.random.Generator) -> float:
+    """Return how far Spearman's ρ lies above chance, in standard deviations of ρ with shuffled candidates.
+
+    Args:
+        saliency: (N,) a score of each candidate
+        contribution: (N,) RC_g
+        permutations: how often the candidates are shuffled
+        rng: draws the permutations
+    """
     null = [spearman(saliency, rng.permutation(contribution)) for _ in range(permutations)]
     spread = float(np.std(null))
     return (spearman(saliency, contribution) - float(np.mean(null))) / spread if spread else 0.0

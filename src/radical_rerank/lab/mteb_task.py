@@ -1,4 +1,4 @@
-"""A data set of ours as an MTEB task."""
+"""Data sets of the lab as MTEB tasks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from radical_rerank.reranking.encoding import load_image
 
 
 def task_of(data: Dataset) -> AbsTaskRetrieval:
-    """A data set of ours as an MTEB task, for any of its models.
+    """Turn a data set into an MTEB task that any MTEB model can run.
 
-    Its lists of candidates, where it has them, become the task's; else the task is one of retrieval from
-    the gallery, which a first stage's predictions turn into lists (`convert_to_reranking`).
+    If every query has its own list of candidates, these lists are reranked. Otherwise the task is retrieval
+    from the gallery; MTEB's `convert_to_reranking` turns a first stage's predictions into lists.
+
+    Args:
+        data: the data set
+
+    Returns:
+        The task, with its data loaded.
     """
     tasks = list(data.tasks)
     lists = all(task.candidates for task in tasks)
@@ -42,8 +48,8 @@ def task_of(data: Dataset) -> AbsTaskRetrieval:
     queries: dict[str, list[Any]] = {"id": [task.id for task in tasks], "text": [task.text for task in tasks]}
     if composed:
         queries["image"] = pictures(task.reference for task in tasks)
-    made = type(data.name, (AbsTaskRetrieval,), {"metadata": metadata})()
-    split = {
+    made: AbsTaskRetrieval = type(data.name, (AbsTaskRetrieval,), {"metadata": metadata})()
+    split: Any = {
         "corpus": Table.from_dict({"id": corpus, "image": pictures(corpus)}),
         "queries": Table.from_dict(queries),
         "relevant_docs": {task.id: dict(task.relevant) for task in tasks},

@@ -1,10 +1,11 @@
-"""The same runner on Ray Data: one reranker per worker, the same records."""
+"""The runner on Ray Data: every worker has its own Reranker. The records are the same."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +20,18 @@ from radical_rerank.pruning import Profile
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """What a worker needs to know; it loads model and data itself.
+    """What a worker needs. It loads the model and the data itself.
 
-    options, profile: the Runner's; dtype: of the model, by default what suits the worker's device
-    fingerprint: the model's, where it is known: records of any other model are refused
+    Args:
+        model: a model id or a folder
+        dataset: opens the data set
+        cells: the settings
+        provenance: facts to write into every record
+        pools: the candidates of a first stage, if the data set has no lists of its own
+        threads: CPU threads per worker; by default PyTorch decides
+        options, profile: as in `Runner`
+        dtype: the model's dtype; by default what suits the worker's device
+        fingerprint: the model's fingerprint; records of a worker with another model are refused
     """
 
     model: str
@@ -38,7 +47,7 @@ class EvaluationJob:
 
 
 class EvaluationWorker:
-    """Ranks queries by number; gives their records as JSON lines."""
+    """Ranks queries by their numbers and returns the records as JSON lines."""
 
     def __init__(self, job: EvaluationJob) -> None:
         import torch
@@ -74,24 +83,22 @@ def run_on_ray(
     workers: int = 2,
     progress: Progress = silent,
 ) -> None:
-    """Run what is missing of the first `count` queries. address: "local", or a cluster's."""
+    """Rank the first queries of a data set on Ray, except where a record exists already.
+
+    Args:
+        address: "local", or the address of a cluster
+        job: what to run
+        records: where new records are added
+        count: how many queries
+        workers: models that run at the same time
+        progress: shows the progress over records
+    """
     try:
         import ray
     except ImportError:
         raise InputError("--ray needs Ray: pip install 'radical-rerank[ray]'") from None
-    # Only a worker, which has the model, knows the keys of what is wanted: it is told what is there already.
-    wanted = {cell.key for cell in job.cells}
-    there: dict[str, list[Key]] = {}
-    for key in sorted(records.keys()):
-        if key[0] in wanted:
-            there.setdefault(key[1], []).append(key)
-    work = [{"number": n, "there": json.dumps(there.get(str(n), []))} for n in range(count)]
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    started = not ray.is_initialized()
-    if started:
-        options: dict[str, Any] = {"log_to_driver": False, "include_dashboard": False}
-        ray.init(**options) if address == "local" else ray.init(address, log_to_driver=False)
-    try:
+    work = _work(job, records, count)
+    with _running(ray, address):
         rows = (
             ray.data.from_items(work, override_num_blocks=min(len(work), 4 * workers))
             .map_batches(EvaluationWorker, fn_constructor_args=[job], batch_size=1, concurrency=workers)
@@ -101,10 +108,36 @@ def run_on_ray(
             record = json.loads(row["record"])
             if job.fingerprint not in (None, record["fingerprint"]):
                 raise InputError(
-                    f"a worker's {job.model} is another model than the one here: its fingerprint is "
+                    f"a worker loaded another model as {job.model}: its fingerprint is "
                     f"{record['fingerprint']}, not {job.fingerprint}"
                 )
             records.add(record)
+
+
+def _work(job: EvaluationJob, records: Records, count: int) -> list[dict[str, Any]]:
+    """Return one item per query, with the keys of its records that exist already.
+
+    Only a worker can tell which keys are missing, because only a worker has the model.
+    """
+    wanted = {cell.key for cell in job.cells}
+    there: dict[str, list[Key]] = {}
+    for key in sorted(records.keys()):
+        if key[0] in wanted:
+            there.setdefault(key[1], []).append(key)
+    return [{"number": n, "there": json.dumps(there.get(str(n), []))} for n in range(count)]
+
+
+@contextmanager
+def _running(ray: Any, address: str) -> Iterator[None]:
+    """Connect to Ray, unless the caller did. Ends the connection that it made."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    started = not ray.is_initialized()
+    if started and address == "local":
+        ray.init(log_to_driver=False, include_dashboard=False)
+    elif started:
+        ray.init(address, log_to_driver=False)
+    try:
+        yield
     finally:
         if started:
             ray.shutdown()

@@ -1,4 +1,4 @@
-"""A picture with the tokens that are alive bright and the dropped ones grey."""
+"""A picture with alive tokens in colour and dropped tokens in grey."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from radical_rerank.backbones import Block
 def overlay(
     image: Image.Image, blocks: Sequence[Block], alive: Collection[int] | None, *, scale: int = 1
 ) -> Image.Image:
-    """alive: numbers of the picture's tokens, counted over its blocks, row by row; None for all."""
+    """Draw a picture with its dropped tokens in grey.
+
+    Args:
+        image: the picture
+        blocks: where its tokens are
+        alive: the numbers of the alive tokens, counted over all blocks row by row; None for all
+        scale: enlarges the picture
+
+    Returns:
+        An RGB picture.
+    """
     size = (image.width * scale, image.height * scale)
     bright = np.asarray(image.convert("RGB").resize(size, Image.Resampling.NEAREST), dtype=np.float32)
     if alive is None:

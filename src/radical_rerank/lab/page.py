@@ -1,4 +1,4 @@
-"""A page that shows rankings: candidates in order, live tokens bright, dropped ones grey, stage by stage."""
+"""An HTML page of rankings. It shows the candidates in order, and which of their tokens each stage keeps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from radical_rerank.reranking.encoding import data_uri
 
 @dataclass(frozen=True)
 class PageRow:
-    """One method's ranking of a section's pictures."""
+    """One method's ranking of the pictures of a section.
+
+    Args:
+        title: the name of the method
+        facts: a line of text under it
+        ranking: the ranking
+    """
 
     title: str
     facts: str
@@ -28,7 +34,14 @@ class PageRow:
 
 @dataclass(frozen=True)
 class Section:
-    """One query: its pictures, which of them are relevant, and a row per method."""
+    """One query with its rankings.
+
+    Args:
+        query: the query
+        images: the candidates
+        relevant: the indices of the relevant candidates
+        rows: one ranking per method
+    """
 
     query: str
     images: Sequence[Image.Image]
@@ -37,12 +50,22 @@ class Section:
 
 
 def write_page(path: str | Path, title: str, intro: str, sections: Sequence[Section]) -> Path:
-    """Write the page: one file, no other needed, no network."""
+    """Write a page. It is one file that needs no other files and no network.
+
+    Args:
+        path: the HTML file to write
+        title: the page's title
+        intro: a paragraph under the title
+        sections: the queries
+
+    Returns:
+        The path.
+    """
     path = Path(path)
     package = resources.files("radical_rerank")
-    parts = ("lab/page.html", "service/page/paint.js")  # the service's page paints tokens in the same way
+    parts = ("lab/page.html", "service/page/paint.js")  # shared with the service's page
     template, paint = ((package / part).read_text(encoding="utf-8") for part in parts)
-    # The data may hold any query, also one that would end the script.
+    # A query may contain any text, such as </script>.
     data = json.dumps([_section(section) for section in sections]).replace("<", "\\u003c")
     page = template.replace("{{title}}", html.escape(title)).replace("{{intro}}", html.escape(intro))
     page = page.replace("{{paint}}", paint)
@@ -66,8 +89,8 @@ def _row(row: PageRow) -> dict[str, Any]:
     blocks: dict[int, list[Any]] = {}
     if report is not None:
         blocks = {
-            number: [asdict(block) for block in found]
-            for number, found in zip(report.indices, report.blocks, strict=True)
+            index: [asdict(block) for block in own]
+            for index, own in zip(report.indices, report.blocks, strict=True)
         }
         for stage in report.stages:
             trust = "" if stage.alpha is None else f", trust in the prior α = {stage.alpha:.2f}"

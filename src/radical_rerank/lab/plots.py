@@ -1,4 +1,4 @@
-"""Plots from table rows."""
+"""Plots of table rows, by Matplotlib."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from radical_rerank.files import replacing
+from radical_rerank.lab.extras import missing_package
 from radical_rerank.lab.tables import TableRow
 
 COLOURS = ("#0b5fa5", "#c2410c", "#15803d", "#7c3aed", "#b91c1c", "#0e7490", "#a16207", "#525252", "#be185d")
 
 
 def figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
-    """A figure with one pair of axes, without frills."""
-    import matplotlib as mpl
-
+    """Return an empty figure and its axes. Width and height are in inches."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise missing_package("matplotlib") from None
     mpl.use("Agg")
     from matplotlib import pyplot
 
@@ -27,7 +30,7 @@ def figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
 
 
 def save(picture: Any, path: Path) -> Path:
-    """Write it whole or not at all."""
+    """Write a figure to a file and close it. Returns the path."""
     from matplotlib import pyplot
 
     with replacing(path, "wb") as file:
@@ -37,7 +40,16 @@ def save(picture: Any, path: Path) -> Path:
 
 
 def bars(path: str | Path, rows: Sequence[TableRow], title: str) -> Path:
-    """MRR@10 per setting with its interval; Dense as a line."""
+    """Plot MRR@10 with its interval as one bar per setting, and Dense as a line.
+
+    Args:
+        path: the file to write
+        rows: the settings
+        title: the plot's title
+
+    Returns:
+        The path.
+    """
     picture, axes = figure(height=0.6 + 0.3 * max(4, len(rows)))
     shown = [row for row in rows if row.method != "dense"][::-1]
     values = [row.measures["MRR@10"] for row in shown]
@@ -61,7 +73,17 @@ def bars(path: str | Path, rows: Sequence[TableRow], title: str) -> Path:
 
 
 def curves(path: str | Path, rows: Sequence[TableRow], axis: str, title: str) -> Path:
-    """MRR@10 over whatever the experiment varies, one line per method."""
+    """Plot MRR@10 as one line per method, over an option that varies.
+
+    Args:
+        path: the file to write
+        rows: the settings
+        axis: the name of the option, in the rows' `data` or `options`
+        title: the plot's title
+
+    Returns:
+        The path.
+    """
     picture, axes = figure()
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
@@ -84,7 +106,16 @@ def curves(path: str | Path, rows: Sequence[TableRow], axis: str, title: str) ->
 
 
 def pareto(path: str | Path, rows: Sequence[TableRow], title: str) -> Path:
-    """Quality against decoder arithmetic."""
+    """Plot MRR@10 over the decoder's FLOPs, one point per setting.
+
+    Args:
+        path: the file to write
+        rows: the settings
+        title: the plot's title
+
+    Returns:
+        The path.
+    """
     picture, axes = figure()
     methods = sorted(dict.fromkeys(row.method for row in rows), key=lambda name: name != "radical")
     for colour, method in zip(COLOURS * 2, methods, strict=False):

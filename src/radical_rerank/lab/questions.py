@@ -1,4 +1,4 @@
-"""Answers to questions about one scene."""
+"""Questions about single pictures, answered with and without pruning."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from radical_rerank.lab.records import Cell, Records, digest_of
 from radical_rerank.lab.runner import Runner
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Pruner
-from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
+from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, Document, load_image
 
 
 def ask(
-    runner: Runner, data: QuestionSet, cells: Sequence[Cell], records: Records, progress: Progress
+    runner: Runner, data: QuestionSet, cells: Sequence[Cell], records: Records, progress: Progress = silent
 ) -> None:
-    """Run what is missing: one record per question and setting, with the answer and whether it is right."""
+    """Answer every question under every cell, except where a record exists already.
+
+    Args:
+        runner: the model and its options
+        data: the questions
+        cells: the settings
+        records: where new records are added, with the answer and whether it is right
+        progress: shows the progress over questions
+    """
     backbone, size = runner.backbone, runner.plain.max_image_tokens
     for number, question in enumerate(progress(data.questions, data.name)):
         picture = data.picture(question.picture)
@@ -26,24 +34,25 @@ def ask(
         missing = [cell for cell in cells if records.claim(runner.key(cell, number, content))]
         if not missing:
             continue
-        (feature,) = backbone.encode([backbone.preprocess(picture, size)])
+        feature = _encoded(backbone, picture, size)
         for cell in missing:
             pruner = runner.reranker(cell).pruner
-            found = answer(backbone, pruner, feature, question.text, question.choices, key=number)
+            given = answer(backbone, pruner, feature, question.text, question.choices, key=number)
             records.add(
                 {
                     "dataset": data.name,
                     "query": question.text,
                     "kind": kind_of(question),
                     **runner.named(cell, number, content),
-                    "answer": found,
-                    "right": found == question.answer,
+                    "answer": given,
+                    "right": given == question.answer,
                     **runner.provenance,
                 }
             )
 
 
 def kind_of(question: Question) -> str:
+    """Return the kind of a question: "yes/no" or "colour"."""
     return "yes/no" if len(question.choices) == 2 else "colour"
 
 
@@ -53,17 +62,32 @@ def accuracy(
     data: QuestionSet,
     progress: Progress = silent,
 ) -> dict[str, dict[str, float]]:
-    """Per method the share of right answers to yes/no and to colour questions."""
+    """Measure the share of right answers.
+
+    Args:
+        backbone: the model
+        pruners: the methods to compare, by name
+        data: the questions
+        progress: shows the progress over questions
+
+    Returns:
+        Per method and kind of question ("yes/no", "colour") the share of right answers.
+    """
     right: dict[str, dict[str, list[bool]]] = {name: {} for name in pruners}
     for question in progress(data.questions, data.name):
-        (feature,) = backbone.encode([backbone.preprocess(data.picture(question.picture), MAX_IMAGE_TOKENS)])
+        feature = _encoded(backbone, data.picture(question.picture), MAX_IMAGE_TOKENS)
         for name, pruner in pruners.items():
-            found = answer(backbone, pruner, feature, question.text, question.choices)
-            right[name].setdefault(kind_of(question), []).append(found == question.answer)
+            given = answer(backbone, pruner, feature, question.text, question.choices)
+            right[name].setdefault(kind_of(question), []).append(given == question.answer)
     return {
         name: {kind: sum(values) / len(values) for kind, values in sorted(kinds.items(), reverse=True)}
         for name, kinds in right.items()
     }
+
+
+def _encoded(backbone: Backbone, picture: Document, max_tokens: int) -> ImageFeatures:
+    (feature,) = backbone.encode([backbone.preprocess(load_image(picture), max_tokens)])
+    return feature
 
 
 def answer(
@@ -75,9 +99,15 @@ def answer(
     *,
     key: int = 0,
 ) -> str:
-    """The choice whose word is the most probable next token.
+    """Return the choice whose first token is the most probable answer.
 
-    key: names the question, so that methods that draw do so anew for each
+    Args:
+        backbone: the model
+        pruner: the method that prunes the picture's tokens
+        feature: the encoded picture
+        question: the question
+        choices: the possible answers
+        key: a number that identifies the question: methods that draw at random draw differently for each
     """
     start, end = backbone.tokenizer.convert_tokens_to_ids(["<|vision_start|>", "<|vision_end|>"])
     ids = [start, *[backbone.image_token_id] * len(feature.tokens), end]

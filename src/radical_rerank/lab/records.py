@@ -1,4 +1,4 @@
-"""One JSON line per query and setting: what every table and plot is made from."""
+"""Records: one JSON line per query and setting. All tables and plots are made from them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from radical_rerank.errors import InputError
+from radical_rerank.lab.paper import SEED
 
 log = logging.getLogger("radical_rerank")
 
@@ -23,30 +24,49 @@ log = logging.getLogger("radical_rerank")
 class Cell:
     """One setting of an experiment: a method with its options at a budget, under a seed.
 
-    The seed shuffles the candidates of every prompt, and draws for methods that draw.
+    Args:
+        name: the name of the setting in tables
+        method: the name of a pruning method
+        keep: the fraction of visual tokens alive at the end
+        seed: shuffles the candidates of every prompt, and seeds methods that draw at random
+        options: options of the method
+        data: options of the data set, for experiments that vary it
+
+    Example:
+        >>> cell = Cell("RaDiCal 20%", "radical", 0.2, options={"gap": 3})
+        >>> cell.seed
+        42
     """
 
     name: str
     method: str
     keep: float = 1.0
-    seed: int = 42
+    seed: int = SEED
     options: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
-    """options of the data set, where an experiment varies it"""
 
     @property
     def key(self) -> str:
+        """The setting as JSON. Equal settings have equal keys."""
         return json.dumps(
             [self.name, self.method, self.keep, self.seed, self.options, self.data], sort_keys=True
         )
 
 
 Key = tuple[str, str, str]
-"""what names a record: its cell, its query's number, and its setting (see `digest_of`)"""
+"""identifies a record: the cell's key, the query's number, and a digest of everything else that matters"""
 
 
 def digest_of(facts: Any) -> str:
-    """16 hexadecimal digits that stand for everything that is told here (JSON, or dataclasses in it)."""
+    """Return 16 hexadecimal digits that identify a value.
+
+    Args:
+        facts: anything that JSON can hold, and dataclasses
+
+    Example:
+        >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+        True
+    """
     text = json.dumps(facts, sort_keys=True, ensure_ascii=False, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -58,86 +78,115 @@ def _plain(value: Any) -> Any:
 
 
 class Records:
-    """An append-only file of records. A line that a kill cut short is dropped when it is opened again.
+    """The records of a file, to which new ones are appended.
 
-    A file may hold records of several runs. Those that a run claims are its own, whoever made them; all
-    others are left alone.
+    A file can hold records of several runs. A run claims the records that it needs. It adds those that are
+    missing and reports only on those that it claimed. If the file ends in an incomplete line, because the
+    process was killed while writing it, that line is dropped.
+
+    Args:
+        path: the file; None keeps the records in memory
+
+    Example:
+        >>> records = Records()
+        >>> records.claim(("a cell", "0", ""))
+        True
+        >>> records.add({"cell_key": "a cell", "task": "0"})
+        >>> records.claim(("a cell", "0", "")), len(records.claimed())
+        (False, 1)
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path | None = None) -> None:
+        self.path = None if path is None else Path(path)
+        self._memory: list[dict[str, Any]] = []
         self._done: set[Key] = set()
         self._claimed: dict[Key, None] = {}
-        if self.path.is_file():
-            self._mend()
+        if self.path is not None and self.path.is_file():
+            _drop_incomplete_line(self.path)
             self._done = {_key(record) for record in self}
 
-    def _mend(self) -> None:
-        data = self.path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            os.truncate(self.path, len(whole))
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if not self.path.is_file():
+        yield from self._memory
+        if self.path is None or not self.path.is_file():
             return
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise InputError(f"{self.path}, line {number} is not a record: {error}") from None
-                fields = record if isinstance(record, dict) else {}
-                missing = [name for name in ("cell_key", "task") if not isinstance(fields.get(name), str)]
-                if missing:
-                    raise InputError(f"{self.path}, line {number} is not a record: it has no {missing[0]}")
-                yield record
+                yield _parsed(line, f"{self.path}, line {number}")
 
     def claim(self, key: Key) -> bool:
-        """Make this record one of the run's; True where it is still to be made."""
+        """Make a record part of this run. Returns True if it does not exist yet."""
         self._claimed[key] = None
         return key not in self._done
 
     def claimed(self) -> list[dict[str, Any]]:
-        """The run's records, in the order in which they were claimed."""
-        found = {key: record for record in self if (key := _key(record)) in self._claimed}
-        return [found[key] for key in self._claimed if key in found]
+        """Return the records of this run, in the order in which they were claimed."""
+        known = {key: record for record in self if (key := _key(record)) in self._claimed}
+        return [known[key] for key in self._claimed if key in known]
 
     def unclaimed(self) -> int:
-        """How many records belong to other runs."""
+        """Return how many records belong to other runs."""
         return len(self._done - self._claimed.keys())
 
     def keys(self) -> frozenset[Key]:
-        """Of all that is there."""
+        """Return the keys of all records."""
         return frozenset(self._done)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Write one record whole, or not at all."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Append one record. If writing fails, nothing of it is left in the file."""
+        if self.path is None:
+            self._memory.append(record)
+        else:
+            self._append(self.path, record)
+        self._done.add(_key(record))
+
+    def _append(self, path: Path, record: dict[str, Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
-        size = self.path.stat().st_size if self.path.is_file() else 0
+        size = path.stat().st_size if path.is_file() else 0
         try:
-            with self.path.open("ab") as file:
+            with path.open("ab") as file:
                 file.write(line)
                 file.flush()
         except OSError as error:
-            if self.path.is_file() and self.path.stat().st_size > size:
-                os.truncate(self.path, size)
+            if path.is_file() and path.stat().st_size > size:
+                os.truncate(path, size)
             raise InputError(
-                f"cannot write the record of query {record['task']} to {self.path}: {error.strerror}; "
-                "all before it is kept, run the command again to go on"
+                f"cannot write the record of query {record['task']} to {path}: {error.strerror}; "
+                "earlier records are saved, run the command again to continue"
             ) from None
-        self._done.add(_key(record))
+
+
+def _drop_incomplete_line(path: Path) -> None:
+    data = path.read_bytes()
+    complete = data.rfind(b"\n") + 1
+    if complete < len(data):
+        os.truncate(path, complete)
+
+
+def _parsed(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise InputError(f"{where} is not a record: {error}") from None
+    fields: dict[str, Any] = record if isinstance(record, dict) else {}
+    missing = [name for name in ("cell_key", "task") if not isinstance(fields.get(name), str)]
+    if missing:
+        raise InputError(f"{where} is not a record: it has no {missing[0]}")
+    return fields
 
 
 def _key(record: dict[str, Any]) -> Key:
-    # Records of versions that did not write the setting are nobody's.
+    # Early versions did not write the setting: no run claims their records.
     return record["cell_key"], record["task"], record.get("setting", "")
 
 
 @dataclass
 class RunFolder:
-    """A folder of records, tables and plots. It takes one run at a time: a second one is refused."""
+    """A folder of records, tables and plots, as a context. It refuses a second run at the same time.
+
+    Args:
+        path: the folder; it is created if it does not exist
+    """
 
     path: Path
 
@@ -155,24 +204,24 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
         if self._lock is not None:
-            self._lock.close()  # the file stays: to remove it would let two runs lock two files
+            self._lock.close()  # the file is kept: without it, two runs could lock two different files
         others = sum(records.unclaimed() for records in self._records.values())
         if kind is None and others:
-            log.info("%d records of other settings in %s were left alone", others, self.path)
+            log.info("ignored %d records of other settings in %s", others, self.path)
 
     def records(self, name: str = "records") -> Records:
-        """`name.jsonl` of this folder."""
+        """Return the records of `name.jsonl` in this folder."""
         if name not in self._records:
             self._records[name] = Records(self.path / f"{name}.jsonl")
         return self._records[name]
 
 
 def _locked(folder: Path) -> IO[str]:
-    """The folder's lock file, held until it is closed or the process ends, however it ends."""
+    """Lock the folder. The lock ends when the returned file is closed or the process ends."""
     file = (folder / ".lock").open("a+", encoding="utf-8")
     try:
         import fcntl
-    except ImportError:  # not a Unix: there is nothing that a killed process would surely release
+    except ImportError:  # not a Unix system: there is no lock that is certain to end with the process
         return file
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,23 +239,19 @@ def _locked(folder: Path) -> IO[str]:
 
 
 def provenance() -> dict[str, Any]:
-    """Commit and versions, as every record carries them."""
+    """Return the commit and the versions of the main packages, as every record holds them."""
     here = Path(__file__).parent
     try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--", str(here.parent)],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        ).stdout.strip()
-        commit += "+changes" if changed else ""
+        commit = _git("rev-parse", "HEAD", cwd=here)
+        commit += "+changes" if _git("status", "--porcelain", "--", str(here.parent), cwd=here) else ""
     except (OSError, subprocess.SubprocessError):
         commit = "unknown"
     names = ("radical-rerank", "torch", "transformers")
     versions = {name: metadata.version(name) for name in names}
     return {"commit": commit, "versions": {**versions, "python": platform.python_version()}}
+
+
+def _git(*arguments: str, cwd: Path) -> str:
+    command = ["git", *arguments]
+    run = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=10, check=True)
+    return run.stdout.strip()

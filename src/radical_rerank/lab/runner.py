@@ -1,4 +1,4 @@
-"""Runs settings over a data set and writes one record per query and setting; goes on after a kill."""
+"""The runner: ranks a data set under several settings and writes one record per query and setting."""
 
 from __future__ import annotations
 
@@ -14,17 +14,25 @@ from radical_rerank.lab.metrics import measure
 from radical_rerank.lab.records import Cell, Key, Records, digest_of
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Profile, build
-from radical_rerank.reranking import Query, Reranker
+from radical_rerank.reranking import Query, Ranking, Reranker
 from radical_rerank.reranking.calibration import profile_of
 from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, Document, VisionCache
 
 Pools = Mapping[str, Sequence[str]]
-"""per query the candidates of the first stage, best first"""
+"""per query the candidates of a first stage, best first"""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One query with its candidates, and a digest of both: of the words, the judgements and every picture."""
+    """One query with its candidates.
+
+    Args:
+        number: the query's number in the data set
+        task: the query
+        candidates: the ids of its candidates
+        pictures: the candidates and the reference, by id
+        content: a digest of the text, the judgements and all pictures
+    """
 
     number: int
     task: Task
@@ -35,14 +43,28 @@ class Work:
 
 @dataclass
 class Runner:
-    """Ranks a data set's lists with every cell. All cells share one model and one vision cache.
+    """Ranks the lists of a data set under every cell. All cells share one model and one vision cache.
 
-    options: for every Reranker (scorer, max_image_tokens …)
-    profile: the model's trust profile; None: looked up or measured when a method needs it
+    Args:
+        backbone: the model
+        provenance: facts to write into every record (see `provenance`)
+        options: options of every Reranker (scorer, max_image_tokens, …)
+        profile: the model's trust profile; by default it is looked up, or measured, when a method needs it
+
+    Example:
+        >>> from radical_rerank import generated_list
+        >>> query, images = generated_list(0, candidates=4)
+        >>> task = Task("q1", query, {"0": 1}, candidates=("0", "1", "2", "3"))
+        >>> data = Dataset("example", [task], lambda name: images[int(name)])
+        >>> records = Records()
+        >>> cells = [Cell("Dense", "dense"), Cell("FastV 20%", "fastv", 0.2)]
+        >>> Runner(Backbone.from_pretrained()).run(data, cells, records)
+        >>> [record["measures"]["R@1"] for record in records.claimed()]
+        [1.0, 1.0]
     """
 
     backbone: Backbone
-    provenance: dict[str, Any]
+    provenance: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     profile: Profile | None = None
 
@@ -50,8 +72,8 @@ class Runner:
         self._cache = VisionCache(VISION_CACHE_BYTES)
         self._rerankers: dict[str, Reranker] = {}
         self._settings: dict[str, str] = {}
-        # Prompts and pictures as every cell has them, without pruning; a bad option is told at once.
         self.plain = self.reranker(Cell("Dense", "dense"))
+        """the Reranker without pruning; making it here also checks the options before anything runs"""
 
     def run(
         self,
@@ -63,24 +85,35 @@ class Runner:
         limit: int | None = None,
         progress: Progress = silent,
     ) -> None:
-        """Query by query, so that every cell finds the pictures encoded."""
+        """Rank every query under every cell, except where a record exists already.
+
+        Args:
+            data: the data set
+            cells: the settings
+            records: where existing records are looked up and new ones are added
+            pools: the candidates of a first stage, if the data set has no lists of its own
+            limit: rank only the first queries, up to this number
+            progress: shows the progress over queries
+        """
         count = len(data.tasks) if limit is None else min(limit, len(data.tasks))
+        # Query by query, not cell by cell: a query's pictures are then encoded only once.
         for number in progress(range(count), data.name):
             work = work_of(data, number, pools)
             for record in self.ranked(data, work, self.missing(work, cells, records)):
                 records.add(record)
 
     def missing(self, work: Work, cells: Sequence[Cell], records: Records) -> list[Cell]:
-        """The cells that have no record of this query yet. All of them are claimed for this run."""
+        """Claim the records of a query under all these cells. Returns the cells that have no record yet."""
         return [cell for cell in cells if records.claim(self.key(cell, work.number, work.content))]
 
     def records_of(
         self, data: Dataset, number: int, cells: Sequence[Cell], pools: Pools | None = None
     ) -> Iterator[dict[str, Any]]:
-        """The records of one query."""
+        """Rank one query under these cells. Yields the records."""
         return self.ranked(data, work_of(data, number, pools), cells)
 
     def ranked(self, data: Dataset, work: Work, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+        """Rank a prepared query under these cells. Yields the records."""
         task = work.task
         reference = None if task.reference is None else work.pictures[task.reference]
         for cell in cells:
@@ -92,37 +125,48 @@ class Runner:
                 ranking = reranker.rank(Query(task.text, reference), pictures)
             except RadicalError as error:
                 raise type(error)(f"{data.name}, query {task.id}, {cell.name}: {error}") from error
-            names = [order[i] for i in ranking.order]
-            found = measure({task.id: names}, {task.id: task.relevant})[task.id]
-            totals = ranking.totals
-            yield {
-                "dataset": data.name,
-                "query": task.text,
-                **self.named(cell, work.number, work.content),
-                "ranking": names,
-                "scores": [round(result.score, 5) for result in ranking],
-                "relevant": task.relevant,
-                "in_pool": any(name in task.relevant for name in work.candidates),
-                "measures": found,
-                "candidates": len(work.candidates),
-                "tokens": totals.tokens,
-                "visual_tokens": totals.visual_tokens,
-                "visual_tokens_left": totals.visual_tokens_left,
-                "average_tokens": totals.average_tokens,
-                "flops_saved": totals.flops_saved,
-                "kv_saved": totals.kv_saved,
-                "repairs": ranking.repairs,
-                "unreadable": ranking.unreadable,
-                "seconds": {part: round(spent, 6) for part, spent in totals.seconds.items()},
-                **self.provenance,
-            }
+            yield self._record(data, work, cell, order, ranking)
+
+    def _record(
+        self, data: Dataset, work: Work, cell: Cell, order: Sequence[str], ranking: Ranking
+    ) -> dict[str, Any]:
+        """Return the record of a ranking. order: the candidates as they stood in the prompt"""
+        task, totals = work.task, ranking.totals
+        names = [order[i] for i in ranking.order]
+        return {
+            "dataset": data.name,
+            "query": task.text,
+            **self.named(cell, work.number, work.content),
+            "ranking": names,
+            "scores": [round(result.score, 5) for result in ranking],
+            "relevant": task.relevant,
+            "in_pool": any(name in task.relevant for name in work.candidates),
+            "measures": measure({task.id: names}, {task.id: task.relevant})[task.id],
+            "candidates": len(work.candidates),
+            "tokens": totals.tokens,
+            "visual_tokens": totals.visual_tokens,
+            "visual_tokens_left": totals.visual_tokens_left,
+            "average_tokens": totals.average_tokens,
+            "flops_saved": totals.flops_saved,
+            "kv_saved": totals.kv_saved,
+            "repairs": ranking.repairs,
+            "unreadable": ranking.unreadable,
+            "seconds": {part: round(spent, 6) for part, spent in totals.seconds.items()},
+            **self.provenance,
+        }
 
     def key(self, cell: Cell, number: int, content: str) -> Key:
-        """What names the record of a query: every fact that could change it. `content`: of the query."""
+        """Return the key of a record. It covers everything that could change the record.
+
+        Args:
+            cell: the setting
+            number: the query's number
+            content: the digest of the query (`Work.content`)
+        """
         return cell.key, str(number), digest_of([self._setting(cell), content])
 
     def named(self, cell: Cell, number: int, content: str) -> dict[str, Any]:
-        """The head of a record: its key, and what the key stands for, where that can be read."""
+        """Return the first fields of a record: its key and the settings behind it."""
         cell_key, task, setting = self.key(cell, number, content)
         return {
             "task": task,
@@ -138,7 +182,7 @@ class Runner:
         }
 
     def _setting(self, cell: Cell) -> str:
-        """A digest of the model and of all that a Reranker was told, defaults and trust profile included."""
+        """Return a digest of the model and of all settings, including defaults and the trust profile."""
         if cell.key not in self._settings:
             reranker = self.reranker(cell)
             facts = [reranker.settings, self.backbone.input_digest, reranker.pruner, cell.seed]
@@ -146,36 +190,39 @@ class Runner:
         return self._settings[cell.key]
 
     def reranker(self, cell: Cell) -> Reranker:
+        """Return the Reranker of a cell. It is made once."""
         if cell.key not in self._rerankers:
             pruner = build(cell.method, keep=cell.keep, **cell.options)
             if "seed" not in cell.options:
                 pruner = pruner.with_seed(cell.seed)
             if pruner.needs_profile:
                 pruner = pruner.with_profile(self.known_profile)
-            self._rerankers[cell.key] = Reranker(
-                # One answer that cannot be read must not end a run of thousands: tables say how often it was.
-                self.backbone,
-                pruner,
-                vision_cache=self._cache,
-                **{"on_unreadable": "keep", **self.options},
-            )
+            # One unreadable answer must not end a run over thousands of queries. Tables count them.
+            options = {"on_unreadable": "keep", **self.options}
+            self._rerankers[cell.key] = Reranker(self.backbone, pruner, vision_cache=self._cache, **options)
         return self._rerankers[cell.key]
 
     @property
     def known_profile(self) -> Profile:
-        """The trust profile, looked up or measured when it is first needed."""
+        """The model's trust profile. It is looked up, or measured, on first use."""
         if self.profile is None:
             self.profile = profile_of(self.plain)
         return self.profile
 
 
 def work_of(data: Dataset, number: int, pools: Pools | None = None) -> Work:
-    """One query of a data set, with its pool where there are pools."""
+    """Prepare one query of a data set.
+
+    Args:
+        data: the data set
+        number: the query's number
+        pools: the candidates of a first stage, if the data set has no lists of its own
+    """
     task = data.tasks[number]
     candidates = _candidates(data, task, pools)
     reference = [] if task.reference is None else [task.reference]
-    shown = [data.contents(candidates), data.contents(reference)]
-    content = digest_of([data.name, list(candidates), replace(task, candidates=None), shown])
+    contents = [data.contents(candidates), data.contents(reference)]
+    content = digest_of([data.name, list(candidates), replace(task, candidates=None), contents])
     pictures = {name: data.picture(name) for name in (*candidates, *reference)}
     return Work(number, task, candidates, pictures, content)
 

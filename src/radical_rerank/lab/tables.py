@@ -1,13 +1,13 @@
-"""Tables from records alone: Markdown, LaTeX and CSV."""
+"""Tables of records, as Markdown, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,35 @@ from radical_rerank.files import replacing
 from radical_rerank.lab.metrics import MEASURES, bootstrap, paired_test, relative
 
 CONDITIONAL = ("R@1", "R@5", "R@10", "MRR@10")
-"""the paper's measures of the queries whose pool holds a match"""
+"""measures that are also reported over the queries whose pool holds a relevant picture"""
+Groups = dict[tuple[str, str], list[dict[str, Any]]]
+"""the records of each setting, by its name and the data set's options"""
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """One setting, means over queries and seeds. Quality in percent, costs as fractions saved.
+    """One setting: means over queries and seeds. Quality is in percent, savings are fractions.
 
-    conditional: the same measures over the queries whose pool holds a match
-    interval: 95% bootstrap interval of MRR@10 over queries; p_dense, p_best: paired tests against Dense and
-    against the best other setting at the same budget
+    Args:
+        name: the name of the setting
+        method, keep, options: the pruning method, its budget and its options
+        data: options of the data set
+        queries: how many queries were ranked
+        seeds: how many seeds each query was ranked under
+        measures: means of all measures
+        conditional: the same over the queries whose pool holds a relevant picture
+        interval: 95% bootstrap interval of MRR@10 over queries
+        rel_d: MRR@10 in percent of Dense
+        p_dense: p-value of the paired test against Dense
+        p_best: p-value of the paired test against the best other setting at the same budget
+        visual_tokens, visual_tokens_left: visual tokens of a list at first and at the end
+        average_tokens: tokens per layer
+        flops_saved, kv_saved: savings of the decoder's arithmetic and of its key-value cache
+        seconds: median time per list
+        paper: the paper's MRR@10
+        graded: some pictures are more relevant than others
+        seeds_used: the seeds
+        unreadable: generated answers without an order; the order of the prompt was kept
     """
 
     name: str
@@ -51,76 +70,106 @@ class TableRow:
     seconds: float
     paper: float | None
     graded: bool = False
-    """some pictures match better than others"""
     seeds_used: tuple[int, ...] = ()
     unreadable: int = 0
-    """answers without an order in them: the prompt's own order counts"""
 
 
-def summarize(records: Iterable[dict[str, Any]], paper: dict[str, float] | None = None) -> list[TableRow]:
-    """Rows in the order in which the settings first occur. Queries are compared only where both ran.
+def summarize(records: Iterable[dict[str, Any]], paper: Mapping[str, float] | None = None) -> list[TableRow]:
+    """Average records over queries and seeds, one row per setting.
 
-    Two records of one query, setting and seed are of different runs: no mean of them means anything.
+    A test compares two settings on the queries that both have. Two records of the same setting, query and
+    seed are an error, because they belong to different runs.
+
+    Args:
+        records: records of one run, from `Records.claimed` or from memory
+        paper: the paper's MRR@10 by the name of the setting
+
+    Returns:
+        The rows, in the order in which the settings first occur.
+
+    Example:
+        >>> from radical_rerank import Backbone, generated_list
+        >>> from radical_rerank.lab.datasets import Dataset, Task
+        >>> from radical_rerank.lab.records import Cell
+        >>> from radical_rerank.lab.runner import Runner
+        >>> query, images = generated_list(0, candidates=4)
+        >>> task = Task("q1", query, {"0": 1}, candidates=("0", "1", "2", "3"))
+        >>> data = Dataset("example", [task], lambda name: images[int(name)])
+        >>> runner = Runner(Backbone.from_pretrained())
+        >>> (row,) = summarize(runner.records_of(data, 0, [Cell("Dense", "dense")]))
+        >>> row.name, row.measures["MRR@10"]
+        ('Dense', 100.0)
     """
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: Groups = {}
     for record in records:
         groups.setdefault((record["cell"], json.dumps(record["data"], sort_keys=True)), []).append(record)
     for (name, _), group in groups.items():
         _check_one_run(name, group)
     scores = {key: _per_query(group, "MRR@10") for key, group in groups.items()}
-    rows = []
-    for (name, data), group in groups.items():
-        mine, first = scores[name, data], group[0]
-        seeds = tuple(dict.fromkeys(record["seed"] for record in group))
-        dense = scores.get(("Dense", data))
-        rivals = [
-            key
-            for key, others in groups.items()
-            if key[1] == data
-            and key[0] != name
-            and others[0]["keep"] == first["keep"]
-            and others[0]["method"] != "dense"
-        ]
-        best = max(rivals, key=lambda key: np.mean(list(scores[key].values())), default=None)
-        mean = {m: 100 * float(np.mean(list(_per_query(group, m).values()))) for m in MEASURES}
-        inside = [record for record in group if record["in_pool"]]
-        rows.append(
-            TableRow(
-                name=name,
-                method=first["method"],
-                keep=first["keep"],
-                data=first["data"],
-                options=first["options"],
-                queries=len(mine),
-                seeds=len(seeds),
-                measures=mean,
-                conditional={
-                    m: 100 * float(np.mean(list(_per_query(inside, m).values()))) if inside else float("nan")
-                    for m in MEASURES
-                },
-                interval=tuple(100 * x for x in bootstrap(list(mine.values()))),  # type: ignore[arg-type]
-                rel_d=relative(mean["MRR@10"], 100 * float(np.mean(list(dense.values()))))
-                if dense
-                else float("nan"),
-                p_dense=_paired(mine, dense) if dense and name != "Dense" else None,
-                p_best=_paired(mine, scores[best]) if best and name != "Dense" else None,
-                visual_tokens=_mean(group, "visual_tokens"),
-                visual_tokens_left=_mean(group, "visual_tokens_left"),
-                average_tokens=_mean(group, "average_tokens"),
-                flops_saved=_mean(group, "flops_saved"),
-                kv_saved=_mean(group, "kv_saved"),
-                seconds=float(np.median([sum(record["seconds"].values()) for record in group])),
-                paper=(paper or {}).get(name),
-                graded=any(grade > 1 for record in group for grade in record["relevant"].values()),
-                seeds_used=seeds,
-                unreadable=sum(record.get("unreadable", 0) for record in group),
-            )
-        )
-    return rows
+    return [_row(key, groups, scores, (paper or {}).get(key[0])) for key in groups]
+
+
+def _row(
+    key: tuple[str, str],
+    groups: Groups,
+    scores: dict[tuple[str, str], dict[str, float]],
+    paper: float | None,
+) -> TableRow:
+    """Make the row of one setting. scores: MRR@10 per query of every setting"""
+    name, data = key
+    group, mine = groups[key], scores[key]
+    first = group[0]
+    seeds = tuple(dict.fromkeys(record["seed"] for record in group))
+    dense = scores.get(("Dense", data))
+    best = _best_other(key, groups, scores)
+    means = _means(group)
+    low, high = bootstrap(list(mine.values()))
+    inside = [record for record in group if record["in_pool"]]
+    return TableRow(
+        name=name,
+        method=first["method"],
+        keep=first["keep"],
+        data=first["data"],
+        options=first["options"],
+        queries=len(mine),
+        seeds=len(seeds),
+        measures=means,
+        conditional=_means(inside),
+        interval=(100 * low, 100 * high),
+        rel_d=relative(means["MRR@10"], 100 * float(np.mean(list(dense.values()))) if dense else 0.0),
+        p_dense=_paired(mine, dense) if dense and name != "Dense" else None,
+        p_best=_paired(mine, scores[best]) if best and name != "Dense" else None,
+        visual_tokens=_mean(group, "visual_tokens"),
+        visual_tokens_left=_mean(group, "visual_tokens_left"),
+        average_tokens=_mean(group, "average_tokens"),
+        flops_saved=_mean(group, "flops_saved"),
+        kv_saved=_mean(group, "kv_saved"),
+        seconds=float(np.median([sum(record["seconds"].values()) for record in group])),
+        paper=paper,
+        graded=any(grade > 1 for record in group for grade in record["relevant"].values()),
+        seeds_used=seeds,
+        unreadable=sum(record.get("unreadable", 0) for record in group),
+    )
+
+
+def _best_other(
+    key: tuple[str, str], groups: Groups, scores: dict[tuple[str, str], dict[str, float]]
+) -> tuple[str, str] | None:
+    """Return the best other setting on the same data and at the same budget."""
+    keep = groups[key][0]["keep"]
+    rivals = [
+        other
+        for other, group in groups.items()
+        if other[1] == key[1]
+        and other[0] != key[0]
+        and group[0]["keep"] == keep
+        and group[0]["method"] != "dense"
+    ]
+    return max(rivals, key=lambda other: np.mean(list(scores[other].values())), default=None)
 
 
 def _check_one_run(name: str, group: Sequence[dict[str, Any]]) -> None:
-    """All records of a row are of one data set and model, and there is one per query and seed."""
+    """Raise an InputError unless all records are of one data set and model, one per query and seed."""
     for fields in (("dataset",), ("model", "fingerprint", "dtype")):
         kinds = {tuple(record.get(field) for field in fields) for record in group}
         if len(kinds) > 1:
@@ -137,11 +186,18 @@ def _check_one_run(name: str, group: Sequence[dict[str, Any]]) -> None:
 
 
 def _per_query(group: Sequence[dict[str, Any]], measure: str) -> dict[str, float]:
-    """Per query the mean over seeds."""
-    found: dict[str, list[float]] = {}
+    """Return the mean over seeds of each query."""
+    by_query: dict[str, list[float]] = {}
     for record in group:
-        found.setdefault(record["task"], []).append(record["measures"][measure])
-    return {task: sum(values) / len(values) for task, values in found.items()}
+        by_query.setdefault(record["task"], []).append(record["measures"][measure])
+    return {task: sum(values) / len(values) for task, values in by_query.items()}
+
+
+def _means(group: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean of every measure over queries, in percent. Without records it is nan."""
+    if not group:
+        return dict.fromkeys(MEASURES, float("nan"))
+    return {name: 100 * float(np.mean(list(_per_query(group, name).values()))) for name in MEASURES}
 
 
 def _paired(a: dict[str, float], b: dict[str, float]) -> float:
@@ -153,50 +209,56 @@ def _mean(group: Sequence[dict[str, Any]], field: str) -> float:
     return float(np.mean([record[field] for record in group]))
 
 
-def published(experiment: str, dataset: str = "Flickr30K") -> dict[str, float]:
-    """The paper's MRR@10 of the same cells, on its own model and data."""
-    text = (resources.files("radical_rerank.lab.experiments") / "published.json").read_text(encoding="utf-8")
-    return json.loads(text).get(experiment, {}).get(dataset, {})
-
-
 # Writing.
 
 
 def table_of(rows: Sequence[TableRow]) -> tuple[list[str], list[list[str]]]:
-    """Heads and lines. Where pools may miss every match, c marks the queries whose pool has one. The paper's
-    column is there only where it says something."""
-    conditional = any(row.conditional != row.measures for row in rows)
-    quoted = any(row.paper is not None for row in rows)
-    graded = any(row.graded for row in rows)
-    heads = ["setting", "R@1", "R@5", "R@10", "MRR@10", "95%", "Rel_D", *(["nDCG@10"] if graded else [])]
-    heads += [f"c{m}" for m in CONDITIONAL] if conditional else []
-    heads += ["p (Dense)", "p (best other)", "tokens left", "tokens / layer", "FLOPs saved", "KV saved"]
-    heads += ["s / list", *(["paper"] if quoted else [])]
-    lines = []
-    for row in rows:
-        lines.append(
-            [
-                _label(row),
-                *(f"{row.measures[m]:.2f}" for m in ("R@1", "R@5", "R@10", "MRR@10")),
-                f"{row.interval[0]:.1f}–{row.interval[1]:.1f}",
-                f"{row.rel_d:.1f}",
-                *([f"{row.measures['nDCG@10']:.2f}"] if graded else []),
-                *(f"{row.conditional[m]:.2f}" for m in CONDITIONAL if conditional),
-                _p(row.p_dense),
-                _p(row.p_best),
-                f"{row.visual_tokens_left:.0f} of {row.visual_tokens:.0f}",
-                f"{row.average_tokens:.0f}",
-                f"{100 * row.flops_saved:.1f}%",
-                f"{100 * row.kv_saved:.1f}%",
-                f"{row.seconds:.3f}",
-                *(["" if row.paper is None else f"{row.paper:.2f}"] if quoted else []),
-            ]
-        )
-    return heads, lines
+    """Return the full table as text: its heads and its lines.
+
+    Some columns appear only if they hold something: nDCG@10 with graded relevance, the paper's figures, and,
+    if pools can miss every relevant picture, measures with a c in front. Those count only the queries whose
+    pool holds a relevant picture.
+    """
+    columns = list(_columns(rows))
+    return [head for head, _ in columns], [[text(row) for _, text in columns] for row in rows]
+
+
+Column = tuple[str, Callable[[TableRow], str]]
+"""a head, and the text of a row"""
+
+
+def _columns(rows: Sequence[TableRow]) -> Iterator[Column]:
+    yield "setting", _label
+    for name in ("R@1", "R@5", "R@10", "MRR@10"):
+        yield name, partial(_quality, name=name)
+    yield "95%", lambda row: f"{row.interval[0]:.1f}–{row.interval[1]:.1f}"
+    yield "Rel_D", lambda row: f"{row.rel_d:.1f}"
+    if any(row.graded for row in rows):
+        yield "nDCG@10", partial(_quality, name="nDCG@10")
+    if any(row.conditional != row.measures for row in rows):
+        for name in CONDITIONAL:
+            yield f"c{name}", partial(_conditional, name=name)
+    yield "p (Dense)", lambda row: _p(row.p_dense)
+    yield "p (best other)", lambda row: _p(row.p_best)
+    yield "tokens left", lambda row: f"{row.visual_tokens_left:.0f} of {row.visual_tokens:.0f}"
+    yield "tokens / layer", lambda row: f"{row.average_tokens:.0f}"
+    yield "FLOPs saved", lambda row: f"{100 * row.flops_saved:.1f}%"
+    yield "KV saved", lambda row: f"{100 * row.kv_saved:.1f}%"
+    yield "s / list", lambda row: f"{row.seconds:.3f}"
+    if any(row.paper is not None for row in rows):
+        yield "paper", lambda row: "" if row.paper is None else f"{row.paper:.2f}"
+
+
+def _quality(row: TableRow, name: str) -> str:
+    return f"{row.measures[name]:.2f}"
+
+
+def _conditional(row: TableRow, name: str) -> str:
+    return f"{row.conditional[name]:.2f}"
 
 
 def short_table_of(rows: Sequence[TableRow]) -> tuple[list[str], list[list[str]]]:
-    """The five columns that matter most, for a terminal of 80. The files have them all."""
+    """Return the five most important columns, which fit a terminal of 80 columns."""
     lines = [
         [
             _label(row),
@@ -215,10 +277,10 @@ def _label(row: TableRow) -> str:
 
 
 def facts_of(rows: Sequence[TableRow]) -> str:
-    """What no column says: how many queries, which seeds, and whose budget SparseVLM had."""
+    """Return a sentence on what no column shows: the number of queries, the seeds, SparseVLM's budget."""
     counts = sorted({row.queries for row in rows})
-    many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    facts = [f"{many} queries per row"]
+    count = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    facts = [f"{count} queries per row"]
     used = list(dict.fromkeys(row.seeds_used for row in rows))
     if len(used) == 1:
         facts.append(seeds_of(used[0]))
@@ -229,22 +291,23 @@ def facts_of(rows: Sequence[TableRow]) -> str:
         ]
     unread = [f"{row.name} {row.unreadable}" for row in rows if row.unreadable]
     if unread:
-        facts.append(f"answers without an order, for which the prompt's own counts: {', '.join(unread)}")
+        facts.append(f"answers without an order (the prompt's order was kept): {', '.join(unread)}")
     return "; ".join(facts) + "." + sparsevlm_note((row.method, row.options) for row in rows)
 
 
 def seeds_of(seeds: Sequence[int]) -> str:
+    """Describe the seeds of a mean: "seed 42", "mean over seeds 42, 123"."""
     return f"{'seed' if len(seeds) == 1 else 'mean over seeds'} {', '.join(map(str, seeds))}"
 
 
 def sparsevlm_note(settings: Iterable[tuple[str, dict[str, Any]]]) -> str:
-    """Which of SparseVLM's two budgets these (method, options) ran with; nothing where none is SparseVLM."""
+    """Describe the budgets of SparseVLM in these (method, options) pairs. Empty if SparseVLM is not used."""
     budgets = {options.get("budget", "fixed") for method, options in settings if method == "sparsevlm"}
     note = ""
     if "fixed" in budgets:
-        note += " SparseVLM has the fixed budget: the shape of its published list, scaled to meet R."
+        note += " SparseVLM has the fixed budget: its published schedule, scaled to keep R."
     if "adaptive" in budgets:
-        note += " SparseVLM, adaptive sets its own budget by the rank of the attention and does not meet R."
+        note += " SparseVLM, adaptive sets its budget by the rank of the attention and does not meet R."
     return note
 
 
@@ -253,7 +316,15 @@ def _p(value: float | None) -> str:
 
 
 def write_tables(folder: str | Path, name: str, title: str, rows: Sequence[TableRow], note: str = "") -> None:
-    """`name.md`, `name.tex`, `name.csv`, and `name.json` with all that is known of each row."""
+    """Write a table as `name.md`, `name.tex`, `name.csv`, and `name.json` with all fields of each row.
+
+    Args:
+        folder: where to write
+        name: the files' name
+        title: the table's title
+        rows: the settings
+        note: text above the table
+    """
     folder = Path(folder)
     heads, lines = table_of(rows)
     facts = facts_of(rows)
@@ -274,7 +345,15 @@ def write_tables(folder: str | Path, name: str, title: str, rows: Sequence[Table
 def write_facts(
     folder: Path, name: str, title: str, note: str, rows: Sequence[dict[str, Any]], digits: int
 ) -> None:
-    """`name.md` and `name.json` of rows that are not settings: a label first, then numbers."""
+    """Write a table of dicts as `name.md` and `name.json`: a label first, then numbers.
+
+    Args:
+        folder: where to write
+        name: the files' name
+        title, note: text above the table
+        rows: one dict per row, all with the same keys
+        digits: decimals of the numbers
+    """
     heads = list(rows[0])
     lines = [[str(row[heads[0]]), *(f"{row[head]:.{digits}f}" for head in heads[1:])] for row in rows]
     with replacing(folder / f"{name}.md") as file:
@@ -285,11 +364,13 @@ def write_facts(
 
 
 def markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
     rule = ["---", *(["---:"] * (len(heads) - 1))]
     return "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *lines)) + "\n"
 
 
 def latex(heads: Sequence[str], lines: Sequence[Sequence[str]], caption: str) -> str:
+    """Return a table as LaTeX, for the package booktabs."""
     special = {"%": r"\%", "&": r"\&", "_": r"\_", "α": r"$\alpha$", "–": "--", "<": "$<$", "#": r"\#"}
 
     def text(words: str) -> str:
@@ -307,6 +388,7 @@ def latex(heads: Sequence[str], lines: Sequence[Sequence[str]], caption: str) ->
 
 
 def comma_separated(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table as CSV."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(heads)

@@ -1,4 +1,4 @@
-"""A testbed: data with ground truth that experiments run on. The models that ship provide them."""
+"""A testbed: data with known relevant pictures that the experiments run on. Models that ship provide one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from radical_rerank.retrieval import Embedder
 
 @dataclass(frozen=True)
 class Testbed:
-    """Data sets of one world, and the first stage of the model that was made for it.
+    """Data sets of one kind of pictures, and the first stage of the model that was trained on them.
 
-    name: also the name of that model, and of its embedder
-    lists, composed: lists with one match; composed queries have a reference (options: lists, count, seed …)
-    gallery, composed_gallery: galleries to search, with every relevant picture known
-    questions: questions about single pictures
-    embedder: (backbone, options) to an embedder
+    Args:
+        name: the name of the testbed, of that model and of its embedder
+        lists: opens lists with one relevant picture each (options: lists, count, seed, …)
+        composed: opens the same with a reference picture per query
+        gallery: opens a gallery to search, with all relevant pictures known
+        composed_gallery: opens the same with a reference picture per query
+        questions: opens questions about single pictures
+        embedder: makes the first stage from a backbone
+        about: a description of each data set, by its name
     """
 
     name: str
@@ -28,17 +32,21 @@ class Testbed:
     questions: Callable[..., QuestionSet]
     embedder: Callable[..., Embedder]
     about: Mapping[str, str]
-    """by the name of each data set, what it is"""
 
     __test__ = False  # pytest would take the class for a test
 
     def open(self, name: str, lists: int | None = None) -> Dataset:
-        """Open one of `about` by its name. lists: how many queries to draw, if they are drawn"""
+        """Open one of the data sets in `about`.
+
+        Args:
+            name: its name
+            lists: how many queries to generate; a gallery has a fixed number
+        """
         drawn = {} if lists is None else {"lists": lists}
         if name == self.name:
             return self.lists(**drawn)
         if name == f"{self.name}-composed":
             return self.composed(**drawn)
-        return {f"{self.name}-gallery": self.gallery, f"{self.name}-composed-gallery": self.composed_gallery}[
-            name
-        ]()
+        if name == f"{self.name}-composed-gallery":
+            return self.composed_gallery()
+        return {f"{self.name}-gallery": self.gallery}[name]()

@@ -14,6 +14,7 @@ from radical_rerank.method.what import (
     query_relevance,
     ranks,
     saliency,
+    uniqueness_of,
 )
 from radical_rerank.method.when import (
     arithmetic_fusion,
@@ -59,4 +60,5 @@ __all__ = [
     "tokens_per_layer",
     "top_k",
     "trust",
+    "uniqueness_of",
 ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-# Elements of the largest similarity block that `exact_uniqueness` holds at once.
+# Elements of the largest similarity block that `exact_uniqueness` keeps in memory.
 _BLOCK = 1 << 22
 
 
@@ -51,10 +51,11 @@ def query_relevance(tokens: Tensor, query: Tensor, *, signed: bool = False) -> T
 
 
 def _cosines(tokens: Tensor, direction: Tensor) -> Tensor:
-    """(V, d), (d,) -> (V,); the lengths are divided out last, so no second (V, d) is made."""
+    """(V, d), (d,) -> (V,). Divides by the lengths last, so that no second (V, d) is needed."""
     tokens = tokens.float()
     along = tokens @ normalize(direction.float(), dim=0)
-    return along / torch.linalg.vector_norm(tokens, dim=-1).clamp(min=1e-12)
+    lengths: Tensor = torch.linalg.vector_norm(tokens, dim=-1)
+    return along / lengths.clamp(min=1e-12)
 
 
 def discriminative_importance(
@@ -63,10 +64,15 @@ def discriminative_importance(
     """DTI(t) ∝ CCU(t) · QRel(t, q): fits the query *and* sets its candidate apart.
 
     tokens: (V, d), query: (d,), candidate_of: (V,) -> (V,), not yet normalised. signed: with the cosine
-    itself for QRel, so that tokens which do not fit are told apart as well.
+    itself for QRel, so that tokens that do not fit are ordered, too.
     """
-    unique = exact_uniqueness(tokens, candidate_of) if exact else candidate_uniqueness(tokens)
+    unique = uniqueness_of(tokens, candidate_of, exact=exact)
     return unique * query_relevance(tokens, query, signed=signed)
+
+
+def uniqueness_of(tokens: Tensor, candidate_of: Tensor, *, exact: bool = False) -> Tensor:
+    """CCU by the prototype, or `exact`: (V, d), (V,) -> (V,)."""
+    return exact_uniqueness(tokens, candidate_of) if exact else candidate_uniqueness(tokens)
 
 
 def attention_information(p: Tensor) -> Tensor:
@@ -74,7 +80,8 @@ def attention_information(p: Tensor) -> Tensor:
 
     p: (V_T,), summing to 1 -> (V_T,). Positive exactly where p_i > 1 / V_T.
     """
-    return torch.special.xlogy(p, len(p) * p).clamp(min=0)
+    information: Tensor = torch.special.xlogy(p, len(p) * p)
+    return information.clamp(min=0)
 
 
 def min_max(x: Tensor) -> Tensor:

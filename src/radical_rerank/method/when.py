@@ -30,7 +30,8 @@ def normalized_entropy(p: Tensor) -> Tensor:
     """
     if len(p) < 2:
         return p.new_zeros(())
-    return torch.special.entr(p).sum() / math.log(len(p))
+    entropy: Tensor = torch.special.entr(p).sum()
+    return entropy / math.log(len(p))
 
 
 def trust(h_norm: Tensor, h_min: Tensor | float | None = None) -> Tensor:

@@ -23,7 +23,7 @@ _TIE = 1e-9
 
 def keep_ratio(R: float, K: int) -> float:
     """keep(l_h) = R^(1/K): K equal steps that together keep R."""
-    return R ** (1 / K)
+    return float(R ** (1 / K))
 
 
 def keep_count(keep: float, alive: int) -> int:
@@ -34,7 +34,7 @@ def keep_count(keep: float, alive: int) -> int:
 def top_k(score: Tensor, count: int, ties: Sequence[Tensor] = ()) -> Tensor:
     """Indices of the `count` highest scores, in their original order.
 
-    score: (n,) -> (count,), ascending. Equal scores are told apart by each of `ties` (n,) in turn,
+    score: (n,) -> (count,), ascending. Ties are broken by each of `ties` (n,) in turn,
     then by the earlier index.
     """
     order = torch.arange(len(score), device=score.device)
@@ -44,6 +44,8 @@ def top_k(score: Tensor, count: int, ties: Sequence[Tensor] = ()) -> Tensor:
 
 
 class Strategy(Protocol):
+    """A way to choose K layers from the trust curve."""
+
     def __call__(
         self, layers: Sequence[int], alpha: Sequence[float], K: int, *, gap: int = 2, seed: int = 0
     ) -> list[int]: ...

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -22,13 +21,20 @@ from radical_rerank.pruning.profile import Profile
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things are in the prompt of one list. Positions count from the list's first real token.
+    """Where things are in the prompt of one list. Positions count from the list's first token.
 
-    candidates: one range of visual tokens per candidate, in order: these may be pruned
-    query: positions of the query's words; their mean input embedding is q_emb
-    protected: ranges of visual tokens that always survive (the reference image of a composed query)
-    rows: the text rows whose attention is read; by default all text after the last candidate
-    key: any number that names this list, so that seeded methods draw differently for each
+    Args:
+        length: tokens of the prompt
+        candidates: one range of visual tokens per candidate, in order: these may be pruned
+        query: positions of the query's words; their mean input embedding is q_emb
+        protected: ranges of visual tokens that always survive (the reference image of a composed query)
+        rows: the text rows whose attention is read; by default all text after the last candidate
+        key: a number for this list, so that seeded methods draw differently for each list
+
+    Example:
+        >>> layout = Layout(length=10, candidates=(range(1, 4), range(5, 7)), query=(8,))
+        >>> layout.positions.tolist(), layout.candidate_of.tolist(), layout.rows
+        ([1, 2, 3, 5, 6], [0, 0, 0, 1, 1], (7, 8, 9))
     """
 
     length: int
@@ -37,8 +43,19 @@ class Layout:
     protected: tuple[range, ...] = ()
     rows: tuple[int, ...] = ()
     key: int = 0
+    positions: Tensor = field(init=False, repr=False, compare=False)
+    """(V,) positions of all candidate visual tokens"""
+    candidate_of: Tensor = field(init=False, repr=False, compare=False)
+    """(V,) the candidate of each of these tokens"""
 
     def __post_init__(self) -> None:
+        sizes = torch.tensor([len(candidate) for candidate in self.candidates], dtype=torch.long)
+        every = [p for candidate in self.candidates for p in candidate]
+        object.__setattr__(self, "positions", torch.tensor(every, dtype=torch.long))
+        object.__setattr__(self, "candidate_of", torch.arange(len(sizes)).repeat_interleave(sizes))
+        self._check()
+
+    def _check(self) -> None:
         end = 0
         for k, candidate in enumerate(self.candidates):
             if candidate.step != 1 or candidate.start < end or not len(candidate):
@@ -54,44 +71,49 @@ class Layout:
             raise LayoutError("the layout names no query tokens")
         images = set(self.positions.tolist())
         if taken & images:
-            raise LayoutError("a protected token lies inside a candidate")
+            raise LayoutError("a protected token is inside a candidate")
         shown = [p for p in (*self.query, *self.rows) if p in images or p in taken]
         if shown:
             raise LayoutError(f"position {shown[0]} is an image's, not the query's or a text row's")
         beyond = [p for p in (*self.query, *self.rows, end - 1, *taken) if not 0 <= p < self.length]
         if beyond and self.candidates:
-            raise LayoutError(f"position {beyond[0]} lies outside a prompt of {self.length} tokens")
-
-    @cached_property
-    def positions(self) -> Tensor:
-        """(V,) positions of all candidate visual tokens."""
-        return torch.tensor([p for candidate in self.candidates for p in candidate], dtype=torch.long)
-
-    @cached_property
-    def candidate_of(self) -> Tensor:
-        """(V,) the candidate of each of these tokens."""
-        sizes = torch.tensor([len(candidate) for candidate in self.candidates], dtype=torch.long)
-        return torch.arange(len(self.candidates)).repeat_interleave(sizes)
+            raise LayoutError(f"position {beyond[0]} is outside a prompt of {self.length} tokens")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One pruning step: ⌈keep · alive⌉ visual tokens of each list pass it."""
+    """One pruning step: ⌈keep · alive⌉ visual tokens of each list pass it.
+
+    Args:
+        layer: the decoder layer, from 0
+        keep: the fraction of tokens that passes
+        when: "before" the layer, which then runs on the survivors, or "after" it
+        of_all: `keep` is a fraction of all of the list's visual tokens, not of those alive
+
+    Example:
+        >>> Stage(layer=4, keep=0.5)
+        Stage(layer=4, keep=0.5, when='before', of_all=False)
+    """
 
     layer: int
     keep: float
     when: Literal["before", "after"] = "before"
     of_all: bool = False
-    """`keep` counts all of the list's visual tokens, not those alive"""
 
 
 @dataclass(frozen=True)
 class Merge:
-    """Survivors that take something of the dropped along.
+    """Survivors that absorb a part of the dropped tokens: what `Pruner.select` may return.
 
-    kept: (count,) ascending indices into `view.alive`
-    mix: (count, n): the survivors' new hidden states are mix @ those of all alive tokens; DeepStack features
-    that are still to come are mixed alike.
+    Args:
+        kept: (count,) ascending indices into `view.alive`
+        mix: (count, n): the survivors' new hidden states are mix @ those of all alive tokens. DeepStack
+            features of later layers are mixed in the same way
+
+    Example:
+        >>> half = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+        >>> Merge(kept=torch.tensor([0, 2]), mix=half).kept.tolist()
+        [0, 2]
     """
 
     kept: Tensor
@@ -100,7 +122,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class VisionSignals:
-    """What the vision encoder's last block says of an image's M tokens (after the merger).
+    """Attention and keys of the vision encoder's last block, for an image's M tokens (after the merger).
 
     attention: (M,) what each received; keys: (M, k) its keys, mean over heads.
     """
@@ -110,7 +132,14 @@ class VisionSignals:
 
 
 class StageView(Protocol):
-    """What a method may look at, at one stage, for one list. V candidate tokens, n of them alive."""
+    """What a method sees at one stage, of one list with V candidate tokens, n of them alive.
+
+    Everything is computed when it is read, so a method pays only for what it uses.
+
+    Example:
+        >>> def score(self, view: StageView) -> Tensor:
+        ...     return view.hidden.norm(dim=-1)  # (n,)
+    """
 
     layer: int
     alive: Tensor
@@ -152,28 +181,29 @@ class StageView(Protocol):
 
     @property
     def signals(self) -> VisionSignals:
-        """of all V tokens, for methods that set `reads_encoder`"""
+        """the encoder's signals of all V tokens, for methods that set `reads_encoder`"""
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """The decoder's final norm."""
+        """Apply the decoder's final norm."""
 
     def attention(self, rows: Sequence[int] | None = None) -> Tensor:
-        """(rows, n) this layer's head-averaged attention from text rows to the alive tokens.
+        """Return (rows, n) this layer's head-averaged attention from text rows to the alive tokens.
 
-        The softmax runs over everything a row sees, so a row's sum is below 1. Rows are positions
-        in the prompt; by default the layout's. No (tokens × tokens) matrix is ever built.
+        The softmax runs over everything a row sees, so a row's sum is below 1. No (tokens × tokens) matrix is
+        ever built.
+        rows: positions in the prompt; by default the layout's
         """
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """`compute()` at the first stage that asks, the same tensor at the later ones."""
+        """Return `compute()` of the first stage that calls this, and the same tensor at later stages."""
 
     def note(self, **facts: float) -> None:
-        """Facts about this stage for the report, such as its α."""
+        """Add facts about this stage, such as its α, to the report."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """The candidates at full size and the query, before the decoder: what `resize` may decide by.
+    """The candidates at full size and the query, before the decoder: what `Pruner.resize` sees.
 
     vision: (V, d), candidate_of: (V,), query_embedding: (d,)
     """
@@ -197,59 +227,78 @@ class PrunedStage:
 
 
 class PruningRun(Protocol):
-    """What `with pruner.on(model, layout) as run` gives: filled by the latest prompt that ran."""
+    """What `with pruner.on(model, layout) as run` gives. It describes the latest prompt that ran."""
 
     stages: list[list[PrunedStage]]
     """per list, its stages in order"""
     seconds: dict[str, float]
-    """time spent inside the method: "prior" (once per list) and "selection" (every stage)"""
+    """time spent in the method: "prior" (once per list) and "selection" (every stage)"""
     tokens_per_layer: list[int]
     """n_l: the longest list's tokens in each layer"""
 
 
 @dataclass(kw_only=True)
 class Pruner:
-    """A reduction method. Override `stages` and `score`; `select` too where top-k is not the rule."""
+    """The base class of every method. Override `stages` and `score`; also `select` if it is not top-k.
+
+    Args:
+        keep: R, the fraction of candidate visual tokens alive at the end
+        positions: "original": survivors keep their rotary positions; "compact": they are renumbered after
+            each stage
+
+    Example:
+        >>> @dataclass(kw_only=True)
+        ... class Norm(Pruner):
+        ...     def stages(self, num_layers: int) -> list[Stage]:
+        ...         return [Stage(num_layers // 3, self.keep)]
+        ...     def score(self, view: StageView) -> Tensor:
+        ...         return view.hidden.norm(dim=-1)
+        >>> Norm(keep=0.1).stages(num_layers=36)[0].layer
+        12
+    """
 
     keep: float = 0.2
-    """R: the fraction of candidate visual tokens that is alive at the end"""
 
     summary: ClassVar[str] = ""
     reads_encoder: ClassVar[bool] = False
-    """the method asks for `view.signals`"""
+    """the method reads `view.signals`"""
     resizes: ClassVar[bool] = False
-    """the method gives candidates their sizes by `resize`"""
+    """the method sets the candidates' sizes by `resize`"""
     positions: str = field(default="original", repr=False)
-    """"original": survivors keep their rotary positions; "compact": they are renumbered after each stage"""
 
     def __post_init__(self) -> None:
         if not (isinstance(self.keep, (int, float)) and 0 < self.keep <= 1):
             raise InputError(f"keep must lie in (0, 1], not {self.keep!r}")
         if self.positions not in ("original", "compact"):
             raise InputError(f'positions must be "original" or "compact", not {self.positions!r}')
+        self.check()
+
+    def check(self) -> None:
+        """Raise an InputError if an option of the method is not valid."""
 
     def stages(self, num_layers: int) -> list[Stage]:
-        """Where: the stages of a decoder with this many layers."""
+        """Where: return the stages for a decoder with this many layers."""
         raise NotImplementedError
 
     def score(self, view: StageView) -> Tensor:
-        """What: one number per alive visual token, (n,); the higher survive."""
+        """What: return (n,) one number per alive visual token; the highest survive."""
         raise NotImplementedError
 
     def resize(self, sizes: Sequence[int], look: Callable[[], Look]) -> list[int] | None:
-        """How many visual tokens each candidate may have, from how many it would have; None: as it is.
+        """Return how many visual tokens each candidate may have; None: leave them as they are.
 
-        look: encodes the candidates at full size first, for methods that decide by what they show
+        sizes: how many each would have
+        look: encodes the candidates at full size, for methods that decide by content
         """
         raise NotImplementedError
 
     def select(self, view: StageView, count: int) -> Tensor | Merge:
-        """(count,) ascending indices into `view.alive` of the tokens that survive."""
+        """Return (count,) ascending indices into `view.alive` of the tokens that survive."""
         if count >= len(view.alive):
             return torch.arange(len(view.alive), device=view.alive.device)
         return top_k(self.score(view), count)
 
-    def budget(self, tokens: int) -> int:
+    def budget_of(self, tokens: int) -> int:
         """Return ⌈R · tokens⌉."""
         return keep_count(self.keep, tokens)
 
@@ -278,10 +327,16 @@ class Pruner:
         layout: Layout | Sequence[Layout],
         signals: Sequence[VisionSignals] | None = None,
     ) -> AbstractContextManager[PruningRun]:
-        """Prune whatever runs inside: `with RaDiCal(keep=0.2).on(model, layout): model.generate(...)`.
+        """Prune every forward pass inside the context: `with RaDiCal(keep=0.2).on(model, layout) as run: …`.
 
-        One layout per prompt of the batch, and the encoder's signals of its candidates where the method
-        reads them. The model is restored on leaving, also by an exception.
+        Args:
+            model: a supported Hugging Face model
+            layout: one layout per prompt of the batch
+            signals: the encoder's signals of the candidates, for methods that read them (`reads_encoder`)
+
+        Returns:
+            A context manager that gives a `PruningRun`. The model is restored on exit, also after an
+            exception.
         """
         from radical_rerank.backbones.engine import Run
 
@@ -310,10 +365,10 @@ def build(name: str, *, _also: Iterable[str] = (), **options: Any) -> Pruner:
     known = [field.name for field in fields(method) if field.init]
     for option in options:
         if option not in known:
-            raise unknown_name(f"option of method {name!r}", option, [*known, *_also])
+            raise unknown_name("option", option, [*known, *_also], of=f"method {name!r}")
     return method(**options)
 
 
 def scaled(layer: int, num_layers: int, reference: int = 36) -> int:
-    """A layer that the paper gives for Qwen3-VL-4B's 36 layers, at the same depth of another decoder."""
+    """Map a layer of Qwen3-VL-4B's 36, as the paper gives it, to the same depth of another decoder."""
     return min(num_layers - 1, round(layer * num_layers / reference))

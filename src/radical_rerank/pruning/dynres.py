@@ -14,10 +14,21 @@ from radical_rerank.pruning.lowres import LowRes
 
 @dataclass(kw_only=True)
 class DynResQRel(LowRes):
-    """More resolution for candidates that fit the query, less for others, R of the tokens in all.
+    """DynRes-QRel gives more resolution to candidates that fit the query, within R of all tokens.
 
-    A candidate's share of its tokens grows linearly with the mean of its tokens' signal, from `least` · R at
-    the lowest mean to whatever makes the total R. The candidates are encoded at full size first.
+    A control of the RaDiCal paper ("From Saliency to Discriminability").
+
+    A candidate's share of its tokens grows linearly with the mean of its tokens' query relevance, from
+    `least` · R at the lowest mean to the share at which the total is R. The candidates are first encoded at
+    full size.
+
+    Args:
+        keep: the fraction of visual tokens of all candidates together
+        least: the smallest share of a candidate, as a fraction of `keep`
+
+    Example:
+        >>> DynResQRel(keep=0.2).stages(num_layers=36)
+        []
     """
 
     least: float = 0.5
@@ -40,7 +51,14 @@ class DynResQRel(LowRes):
 
 @dataclass(kw_only=True)
 class DynResDTI(DynResQRel):
-    """As DynResQRel, by DTI: candidates that fit the query and differ from the others."""
+    """DynRes-DTI: as DynRes-QRel, by DTI. More resolution for candidates that fit the query and differ.
+
+    A control of the RaDiCal paper ("From Saliency to Discriminability").
+
+    Example:
+        >>> DynResDTI(keep=0.2).resizes
+        True
+    """
 
     summary: ClassVar[str] = "more resolution for candidates that fit the query and differ from the others"
 
@@ -49,8 +67,10 @@ class DynResDTI(DynResQRel):
 
 
 def shares(sizes: Sequence[int], signal: Sequence[float], keep: float, least: float) -> list[int]:
-    """Tokens per candidate: sizes · min(1, low + slope · signal), low = least · keep, the slope such that
-    they sum to at most keep · Σ sizes, as closely as whole tokens allow."""
+    """Return the tokens of each candidate: sizes · min(1, low + slope · signal), low = least · keep.
+
+    The slope is chosen so that they sum to at most keep · Σ sizes, as closely as whole tokens allow.
+    """
     size, value = torch.tensor(sizes, dtype=torch.float64), torch.tensor(signal, dtype=torch.float64)
     budget = keep * float(size.sum())
     if not value.any():

@@ -10,10 +10,20 @@ from radical_rerank.pruning.base import Pruner, Stage, StageView, scaled
 
 @dataclass(kw_only=True)
 class FastV(Pruner):
-    """One early cut by attention: after layer 2 (of 36), what the prompt's last token looks at stays."""
+    """FastV keeps what the prompt's last token attends to, in one early cut after layer 2 (of 36).
+
+    "An Image is Worth 1/2 Tokens After Layer 2", arXiv:2403.06764.
+
+    Args:
+        keep: the fraction of visual tokens alive at the end
+        layer: the tokens leave after it; None: at the depth of layer 2 of 36
+
+    Example:
+        >>> FastV(keep=0.5).stages(num_layers=36)
+        [Stage(layer=2, keep=0.5, when='after', of_all=False)]
+    """
 
     layer: int | None = None
-    """the tokens leave after it; None: at the depth of layer 2 of 36"""
 
     summary: ClassVar[str] = "one early cut by the last token's attention"
 

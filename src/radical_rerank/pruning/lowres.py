@@ -9,7 +9,17 @@ from radical_rerank.pruning.base import Look, Pruner, Stage
 
 @dataclass(kw_only=True)
 class LowRes(Pruner):
-    """Every image at a lower resolution, so that it has at most R of its visual tokens; none is dropped."""
+    """LowRes scales every image down, so that it has at most R of its visual tokens. It drops none.
+
+    A control of the RaDiCal paper ("From Saliency to Discriminability").
+
+    Args:
+        keep: the fraction of each image's visual tokens
+
+    Example:
+        >>> LowRes(keep=0.25).resize([100, 40], look=lambda: None)
+        [25, 10]
+    """
 
     summary: ClassVar[str] = "every image at a lower resolution"
     resizes: ClassVar[bool] = True

@@ -37,11 +37,24 @@ class ModelIdentity:
 
 @dataclass(frozen=True)
 class Profile:
-    """H_norm and α of a model's layers.
+    """The trust profile of a model: H_norm and α of its layers.
 
-    A measured profile has all layers and the fingerprint of the model that it was measured on: it serves
-    that model alone. A published one may cover only some layers and carry no H_norm; it serves models of its
-    name whose decoder has its shape.
+    A measured profile has all layers, and the fingerprint of the model it was measured on: it is used for
+    that model only. A published one may have only some layers and no H_norm. It is used for models with its
+    name and decoder shape.
+
+    Args:
+        model: the model's name
+        layers: layer indices, ascending
+        alpha: α of each of them
+        h_norm, h_min: H_norm of each, and its minimum
+        lists, source: what it was measured on
+        fingerprint, shape: which model it is for
+
+    Example:
+        >>> profile = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
+        >>> profile.alpha_at(29)
+        0.0
     """
 
     model: str
@@ -66,30 +79,19 @@ class Profile:
     def measured(
         cls, model: str, h_norm: Sequence[float], lists: int, source: str, fingerprint: str | None = None
     ) -> Profile:
-        """From H_norm of every layer: H_min is its minimum, α(l) = (H_norm(l) − H_min) / (1 − H_min)."""
+        """Make a profile from H_norm of every layer: α(l) = (H_norm(l) − H_min) / (1 − H_min)."""
         alpha = trust(torch.tensor(h_norm, dtype=torch.float64)).tolist()
         layers = tuple(range(len(h_norm)))
         return cls(model, layers, tuple(alpha), tuple(h_norm), min(h_norm), lists, source, fingerprint)
 
     def alpha_at(self, layer: int) -> float:
+        """Return α of a layer, or raise a CalibrationError if the profile does not have it."""
         if layer not in self.layers:
-            raise CalibrationError(f"the profile of {self.model} says nothing about layer {layer}")
+            raise CalibrationError(f"the profile of {self.model} has no value for layer {layer}")
         return self.alpha[self.layers.index(layer)]
 
-    def knows_all(self, num_layers: int) -> bool:
-        return self.layers == tuple(range(num_layers))
-
-    def checked(self, num_layers: int) -> Profile:
-        """This profile, if it fits a decoder of this many layers."""
-        if self.layers[-1] >= num_layers:
-            raise CalibrationError(
-                f"the profile of {self.model} speaks of layer {self.layers[-1]}, "
-                f"but the model has {num_layers} layers"
-            )
-        return self
-
     def save(self, path: str | Path) -> Path:
-        """Write as JSON, whole or not at all."""
+        """Write it as JSON, whole or not at all."""
         path = Path(path)
         with replacing(path) as file:
             json.dump(asdict(self), file, indent=1)
@@ -98,6 +100,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
+        """Read a profile, or raise a CalibrationError that names the file."""
         try:
             return cls._parse(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, ValueError, TypeError, KeyError) as error:
@@ -116,10 +119,10 @@ class Profile:
 
     @classmethod
     def find(cls, model: str | ModelIdentity) -> Profile | None:
-        """The profile of this model, or None.
+        """Return the profile of a model, or None.
 
-        What was measured on this very model comes first: in the user's cache, then in the model's own folder.
-        Then the published profile of its name. A name alone finds only that.
+        A profile that was measured on this very model comes first: in the user's cache, then in the model's
+        folder. Then the published profile of its name. A name alone finds only a published profile.
         """
         if isinstance(model, str):
             return next((profile for profile in published() if profile.model == model), None)
@@ -134,7 +137,7 @@ class Profile:
 
     @staticmethod
     def cache_path(model: ModelIdentity) -> Path:
-        """Where a measured profile is kept: under RADICAL_CACHE, or XDG_CACHE_HOME, or ~/.cache."""
+        """Return where a measured profile is kept: under RADICAL_CACHE, or XDG_CACHE_HOME, or ~/.cache."""
         root = os.environ.get("RADICAL_CACHE")
         base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(model.name).name or "model")
@@ -144,7 +147,7 @@ class Profile:
 
 @lru_cache(maxsize=1)
 def published() -> tuple[Profile, ...]:
-    """The profiles that ship with the package."""
+    """Return the profiles that ship with the package."""
     folder = resources.files("radical_rerank.pruning") / "profiles"
     entries = sorted(folder.iterdir(), key=lambda file: file.name)
     return tuple(Profile._parse(entry.read_text(encoding="utf-8")) for entry in entries)

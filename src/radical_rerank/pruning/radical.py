@@ -13,9 +13,7 @@ from radical_rerank.method import (
     STRATEGIES,
     arithmetic_fusion,
     attention_information,
-    candidate_uniqueness,
     discriminative_importance,
-    exact_uniqueness,
     geometric_fusion,
     keep_ratio,
     min_max,
@@ -24,6 +22,7 @@ from radical_rerank.method import (
     saliency,
     text_averaged,
     top_k,
+    uniqueness_of,
 )
 from radical_rerank.pruning.base import Merge, Pruner, Stage, StageView
 from radical_rerank.pruning.profile import Profile
@@ -33,13 +32,34 @@ FUSIONS = {"geometric": geometric_fusion, "arithmetic": arithmetic_fusion}
 
 @dataclass(kw_only=True)
 class RaDiCal(Pruner):
-    """Rank-Discriminative Calibration ("From Saliency to Discriminability").
+    """RaDiCal keeps tokens that fit the query and set their candidate apart.
+
+    "From Saliency to Discriminability: Rank-Preserving Visual Token Pruning for VLM Rerankers".
 
     Before each of K layers chosen by α-Maximin, the tokens with the highest
-    f = max(d̂, ε)^α · max(ŝ, ε)^(1−α) pass: d̂ the prior DTI = CCU · QRel, ŝ the layer's
-    AttentionInfo, α how diffuse the layer's attention is on this model (its profile).
+    f = max(d̂, ε)^α · max(ŝ, ε)^(1−α) pass. d̂ is the prior DTI = CCU · QRel, ŝ the layer's AttentionInfo,
+    and α says how diffuse the layer's attention is on this model (its trust profile).
 
-    Every row of the paper's ablation is an argument:
+    Args:
+        keep: R, the fraction of visual tokens alive at the end
+        num_stages: K, the number of stages
+        gap: g, the least distance between chosen layers
+        strategy: how layers are chosen, one of `STRATEGIES`
+        layers: these layers instead of a strategy's choice
+        prior: "dti", "relevance", "uniqueness" or "random"
+        uniqueness: "prototype", O(Vd), or "exact", by the nearest token of another candidate, O(V²d)
+        saliency: "information" (AttentionInfo) or "attention" (the text-averaged attention p)
+        fusion: "geometric" or "arithmetic"
+        alpha: a fixed α for all stages; None: each layer's own
+        profile: the model's trust profile; None: looked up by the model's identity
+        seed: for the random prior and the random strategy
+
+    Example:
+        >>> profile = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
+        >>> [stage.layer for stage in RaDiCal(keep=0.2, profile=profile).stages(num_layers=36)]
+        [7, 22, 24, 29]
+
+    Every row of the paper's ablation is a setting:
 
     ========================  ====================================
     full                      RaDiCal()
@@ -55,29 +75,22 @@ class RaDiCal(Pruner):
     """
 
     num_stages: int = 4
-    """K: the number of stages"""
     gap: int = 2
-    """g: chosen layers are at least this far apart"""
     strategy: str = "alpha_maximin"
     layers: Sequence[int] | None = None
-    """these layers instead of a strategy's"""
     prior: str = "dti"
-    """"dti", "relevance", "uniqueness" or "random" """
     uniqueness: str = "prototype"
-    """"prototype", O(Vd), or "exact", the largest cosine to another candidate, O(V²d)"""
     saliency: str = "information"
-    """"information" (AttentionInfo) or "attention" (the raw text-averaged attention p)"""
     fusion: str = "geometric"
     alpha: float | None = None
-    """a fixed α for all stages; None: each layer's own"""
     profile: Profile | None = None
-    """the model's trust profile; None: looked up by the model's name"""
     seed: int = 0
 
-    summary: ClassVar[str] = "fits the query and sets its candidate apart, weighed against attention by trust"
+    summary: ClassVar[str] = (
+        "tokens that fit the query and set their candidate apart, weighed against attention by trust"
+    )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         for name, value, known in (
             ("strategy", self.strategy, STRATEGIES),
             ("prior", self.prior, ("dti", "relevance", "uniqueness", "random")),
@@ -108,22 +121,30 @@ class RaDiCal(Pruner):
         return replace(self, prior="relevance") if self.prior == "dti" else self
 
     def stages(self, num_layers: int) -> list[Stage]:
-        chosen = self.layers
+        chosen, profile = self.layers, self.profile
+        if profile is None and self.needs_profile:
+            raise CalibrationError("RaDiCal needs the model's trust profile: pass profile=")
         if chosen is None:
-            if self.profile is None:
-                raise CalibrationError("RaDiCal needs the model's trust profile: pass profile=")
-            profile = self.profile.checked(num_layers)
-            self._check_known(profile, num_layers)
+            assert profile is not None
+            if profile.layers != tuple(range(num_layers)):
+                self._check_partial(profile, num_layers)
             choose = STRATEGIES[self.strategy]
             chosen = choose(profile.layers, profile.alpha, self.num_stages, gap=self.gap, seed=self.seed)
+        elif self.alpha is None:
+            assert profile is not None
+            for layer in chosen:
+                profile.alpha_at(layer)  # raises now, not when the model runs
         keep = keep_ratio(self.keep, len(chosen))
         return [Stage(layer, keep) for layer in sorted(chosen)]
 
-    def _check_known(self, profile: Profile, num_layers: int) -> None:
-        """A published profile names the layers that its schedule was chosen by, not all of them."""
-        if profile.knows_all(num_layers):
-            return
-        known = f"the profile of {profile.model} knows {len(profile.layers)} of {num_layers} layers"
+    def _check_partial(self, profile: Profile, num_layers: int) -> None:
+        """Check that a profile of some layers, as published, fits the model and the options."""
+        if profile.layers[-1] >= num_layers:
+            raise CalibrationError(
+                f"the profile of {profile.model} has a value for layer {profile.layers[-1]}, "
+                f"but the model has {num_layers} layers"
+            )
+        known = f"the profile of {profile.model} has {len(profile.layers)} of {num_layers} layers"
         if self.strategy not in ("alpha_maximin", "deep_only"):
             raise CalibrationError(
                 f"the strategy {self.strategy!r} needs α of every layer, but {known}: "
@@ -146,44 +167,45 @@ class RaDiCal(Pruner):
         return top_k(score, count, [tie])
 
     def _scores(self, view: StageView) -> tuple[Tensor, Tensor]:
-        """(n,) each: the fused score f, and what tells equal scores apart.
+        """Return (n,) the fused score f, and (n,) what breaks ties between equal scores.
 
         Both channels are cut at zero: AttentionInfo where attention is below uniform, QRel where the cosine
-        is negative. Tokens below both cuts tie, often most of them. There the channels go on uncut, under
-        the same trust and by rank, since they share no scale: α · rank of the signed prior + (1 − α) · rank
-        of attention. At α = 0 the prior has no say in either, at α = 1 attention has none.
+        is negative. Tokens below both cuts tie, often most of them. Their order is decided by both channels
+        without the cuts: α · rank of the signed prior + (1 − α) · rank of attention. At α = 0 only attention
+        counts, at α = 1 only the prior.
         """
-        alpha = self.alpha if self.alpha is not None else self._trust_at(view.layer)
+        alpha = self.alpha
+        if alpha is None:
+            if self.profile is None:
+                raise CalibrationError("RaDiCal needs the model's trust profile or a fixed alpha")
+            alpha = self.profile.alpha[self.profile.layers.index(view.layer)]
+        signed = self._prior(view) if alpha > 0 else None
         view.note(alpha=alpha)
         if alpha == 1:
-            signed = self._prior(view)
+            assert signed is not None
             return min_max(signed.clamp(min=0))[view.alive], signed[view.alive]
         p = text_averaged(view.attention())
         salience = saliency(attention_information(p)) if self.saliency == "information" else min_max(p)
-        if alpha == 0:
+        if signed is None:
             return salience, p
-        signed = self._prior(view)
         prior = min_max(signed.clamp(min=0))[view.alive]
         tie = arithmetic_fusion(ranks(signed[view.alive]), ranks(p), alpha)
         return FUSIONS[self.fusion](prior, salience, alpha), tie
 
-    def _trust_at(self, layer: int) -> float:
-        if self.profile is None:
-            raise CalibrationError("RaDiCal needs the model's trust profile or a fixed alpha")
-        return self.profile.alpha_at(layer)
-
     def _prior(self, view: StageView) -> Tensor:
-        """(V,) the prior of all tokens, signed where it is cut at zero. Made once, reused at every stage."""
+        """Return (V,) the prior of all tokens, without the cut at zero; computed once for all stages."""
+        exact = self.uniqueness == "exact"
         if self.prior == "random":
             seed = hash((self.seed, view.key, view.layer)) & 0x7FFFFFFF
             draw = torch.Generator().manual_seed(seed)
             return torch.rand(len(view.candidate_of), generator=draw).to(view.alive.device)
-        return view.once("prior", lambda: self._signed_prior(view))
-
-    def _signed_prior(self, view: StageView) -> Tensor:
-        vision, query, exact = view.vision, view.query_embedding, self.uniqueness == "exact"
         if self.prior == "relevance":
-            return query_relevance(vision, query, signed=True)
+            return view.once("prior", lambda: query_relevance(view.vision, view.query_embedding, signed=True))
         if self.prior == "uniqueness":
-            return exact_uniqueness(vision, view.candidate_of) if exact else candidate_uniqueness(vision)
-        return discriminative_importance(vision, query, view.candidate_of, exact=exact, signed=True)
+            return view.once("prior", lambda: uniqueness_of(view.vision, view.candidate_of, exact=exact))
+        return view.once(
+            "prior",
+            lambda: discriminative_importance(
+                view.vision, view.query_embedding, view.candidate_of, exact=exact, signed=True
+            ),
+        )

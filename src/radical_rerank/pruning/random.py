@@ -8,8 +8,16 @@ from radical_rerank.pruning.radical import RaDiCal
 
 @dataclass(kw_only=True)
 class Random(RaDiCal):
-    """The control: RaDiCal's layers and keep ratios, a seeded uniform draw for the tokens."""
+    """Random keeps a seeded uniform draw, at RaDiCal's layers and keep ratios: the control.
+
+    Args:
+        seed: seeds the draw; other options are RaDiCal's
+
+    Example:
+        >>> Random(keep=0.5, layers=(2, 5)).stages(num_layers=8)[0].layer
+        2
+    """
 
     prior: str = "random"
     alpha: float | None = 1.0
-    summary: ClassVar[str] = "RaDiCal's schedule with tokens drawn at random, the control"
+    summary: ClassVar[str] = "tokens drawn at random at RaDiCal's layers, the control"

@@ -16,32 +16,41 @@ SHAPE = (300, 200, 110)
 
 @dataclass(kw_only=True)
 class SparseVLM(Pruner):
-    """Cuts after layers 3, 8 and 18 (of 36) by the attention of the words that matter, with recycling.
+    """SparseVLM cuts after layers 3, 8 and 18 (of 36), by the attention of the words that matter.
 
-    Raters, once, on the decoder's input: m_t = mean over visual v of softmax over words t of (v · t); the
-    words above the mean rate. A token's score is the raters' mean attention to it. Of the pruned tokens the
-    best 30% are clustered, and each cluster's mean goes on in the place of its centre: they count towards
-    the budget.
+    "SparseVLM: Visual Token Sparsification for Efficient Vision-Language Model Inference", arXiv:2410.04417.
 
-    The paper says "per-method schedule" only: the default is the shape of the published fixed list, scaled
-    to R. `budget="adaptive"` is version 1.0's: min(int(rank(P) · scale + bias), n − 1), P the raters'
-    attention; then R is not met.
+    The raters are chosen once, on the decoder's input: m_t = mean over visual v of softmax over words t of
+    (v · t); the words above the mean are raters. A token's score is the raters' mean attention to it. Of the
+    pruned tokens, the best 30% are clustered. Each cluster's mean takes the place of its centre and counts
+    towards the budget.
+
+    The RaDiCal paper says only "per-method schedule". The default is the shape of the published fixed list,
+    scaled to R. `budget="adaptive"` is version 1.0's: min(int(rank(P) · scale + bias), n − 1), P the
+    raters' attention. It does not meet R.
+
+    Args:
+        keep: the fraction of visual tokens alive at the end
+        layers: the tokens leave after these; None: at the depths of 3, 8 and 18 of 36
+        budget: "fixed" or "adaptive", with `scale` and `bias`
+        recycle: the share of the pruned tokens that is clustered; 0 for none
+
+    Example:
+        >>> [stage.layer for stage in SparseVLM(keep=0.2).stages(num_layers=36)]
+        [3, 8, 18]
     """
 
     layers: tuple[int, ...] | None = None
-    """the tokens leave after these; None: at the depths of 3, 8 and 18 of 36"""
     budget: str = "fixed"
     scale: float = 13.5
     bias: float = 0.0
     recycle: float = 0.3
-    """the share of the pruned tokens that is clustered; 0 for none"""
 
     summary: ClassVar[str] = (
         "three cuts by the attention of the words that matter; dropped tokens are clustered"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.budget not in ("fixed", "adaptive"):
             raise InputError(f'budget must be "fixed" or "adaptive", not {self.budget!r}')
         if not 0 <= self.recycle <= 1:
@@ -81,34 +90,36 @@ class SparseVLM(Pruner):
         return Merge(kept[places], mix[places])
 
     def _rated(self, view: StageView) -> Tensor:
-        """(raters, n) attention of the words that rate."""
+        """Return (raters, n) the raters' attention."""
         raters = view.once("raters", lambda: raters_of(view.vision, view.text_embeddings))
         return view.attention([view.rows[i] for i in raters.tolist()])
 
 
 def raters_of(vision: Tensor, text: Tensor) -> Tensor:
-    """Indices of the words whose mean share of the visual tokens' attention is above average."""
+    """Return the indices of the words whose mean share of the visual tokens' attention is above average."""
     share = (vision.float() @ text.float().T).softmax(dim=-1).mean(dim=0)
     raters = (share > share.mean()).nonzero()[:, 0]
     return raters if len(raters) else torch.arange(len(text), device=text.device)
 
 
 def recycling(alive: int, count: int, share: float) -> tuple[int, int]:
-    """(clusters C, tokens m to be clustered): m = int(share · pruned) + 1, C = int(m / 10) + 1, where the
-    clusters take part of the budget: pruned = alive − (count − C). (0, 0) where they would take it all."""
+    """Return (C, m): m = int(share · pruned) + 1 tokens are clustered into C = int(m / 10) + 1 clusters.
+
+    Clusters are part of the budget: pruned = alive − (count − C). (0, 0) if they would take all of it.
+    """
     clusters = recycled = 0
     if share:
-        for _ in range(4):  # C changes m by a tenth of its share: this settles at once
+        for _ in range(4):  # C changes m by a tenth of its share, so this converges at once
             recycled = int(share * (alive - count + clusters)) + 1
             clusters = int(recycled / 10) + 1
     return (clusters, recycled) if clusters < count and clusters <= recycled else (0, 0)
 
 
 def cluster(points: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
-    """DPC-kNN: (centres (C,), group of each point (m,)).
+    """Cluster by DPC-kNN. Returns the centres (C,) and the cluster of each point (m,).
 
-    Density exp(−mean squared distance to the C nearest), distance L2 / √d; centres have the largest
-    density · distance to the nearest denser point. Equal densities go by index instead of by noise.
+    Density is exp(−mean squared distance to the C nearest), distance L2 / √d. Centres have the largest
+    density · distance to the nearest denser point. Ties in density are broken by index instead of by noise.
     """
     distance = torch.cdist(points, points) / points.shape[1] ** 0.5
     nearest = distance.topk(min(clusters, len(points)), largest=False).values

@@ -13,17 +13,27 @@ from radical_rerank.pruning.base import Merge, Pruner, Stage, StageView
 
 @dataclass(kw_only=True)
 class VisionZip(Pruner):
-    """Before the decoder, image by image: tokens that the encoder itself looks at, and merged leftovers.
+    """VisionZip reduces each image before the decoder: tokens the encoder attends to, and merged leftovers.
 
-    54/64 of an image's budget are its dominant tokens, by attention received in the last vision block (by the
-    CLS token's attention where there is one). Of the rest, every step-th is a target, each other goes to the
-    target with the most similar keys, and target + mean(others) takes the target's place. The whole prompt is
-    laid out first, so positions are those of the full images.
+    "VisionZip: Longer is Better but Not Necessary in Vision Language Models", arXiv:2412.04467.
+
+    54/64 of an image's budget are its dominant tokens, by the attention they receive in the last vision block
+    (by the CLS token's attention if there is one). Of the rest, every step-th is a target, each other goes to
+    the target with the most similar keys, and target + mean(others) replaces the target. Positions are those
+    of the full images.
+
+    Args:
+        keep: the fraction of each image's visual tokens
+        dominant: the share of dominant tokens in the budget
+
+    Example:
+        >>> VisionZip(keep=0.25).stages(num_layers=36)
+        [Stage(layer=0, keep=0.25, when='before', of_all=False)]
     """
 
     dominant: float = 54 / 64
 
-    summary: ClassVar[str] = "before the decoder: tokens the vision encoder looks at, the rest merged"
+    summary: ClassVar[str] = "before the decoder: tokens the vision encoder attends to, the rest merged"
     reads_encoder: ClassVar[bool] = True
 
     def stages(self, num_layers: int) -> list[Stage]:
@@ -47,7 +57,7 @@ class VisionZip(Pruner):
 
 
 def _zip(attention: Tensor, keys: Tensor, budget: int, dominant: int) -> tuple[Tensor, Tensor]:
-    """One image of M tokens: (budget,) which stay, ascending, and (budget, M) what each is made of."""
+    """For an image of M tokens, return (budget,) which stay, ascending, and (budget, M) how to mix them."""
     size = len(attention)
     order = attention.argsort(descending=True, stable=True)
     best, rest = order[:dominant], order[dominant:].sort().values
@@ -70,7 +80,7 @@ def _zip(attention: Tensor, keys: Tensor, budget: int, dominant: int) -> tuple[T
 
 
 def apportion(sizes: Sequence[int], count: int) -> list[int]:
-    """`count` tokens shared among images in proportion to their sizes, by largest remainders."""
+    """Share `count` tokens among images in proportion to their sizes, by largest remainders."""
     total = sum(sizes)
     exact = [count * size / total for size in sizes]
     shares = [int(value) for value in exact]

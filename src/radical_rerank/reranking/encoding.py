@@ -9,17 +9,18 @@ import base64
 import hashlib
 import io
 import os
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -130,7 +131,7 @@ def data_uri(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _is_data_uri(document: Any) -> bool:
+def _is_data_uri(document: Any) -> TypeGuard[str]:
     return isinstance(document, str) and document[:5].lower() == "data:"
 
 
@@ -307,6 +308,13 @@ class CandidateList:
         each = zip(self.indices, self.images, limits, strict=True)
         return context + [Picture(f"document {index}", image, limit) for index, image, limit in each]
 
+    def sizes(self, features: Sequence[ImageFeatures]) -> dict[str, Any]:
+        """Return the numbers of visual tokens, as `build_prompt` takes them."""
+        counts = [len(feature.tokens) for feature in features]
+        if self.reference is None:
+            return {"image_sizes": counts}
+        return {"image_sizes": counts[1:], "reference_size": counts[0]}
+
     def own(self, features: Sequence[ImageFeatures]) -> Sequence[ImageFeatures]:
         """Return the candidates' features: all but the reference's."""
         return features[len(features) - len(self.images) :]
@@ -314,10 +322,28 @@ class CandidateList:
 
 REFERENCE = "the reference image"
 Look = Callable[[CandidateList, Sequence["ImageFeatures"]], Any]
-Timed = Callable[[str], AbstractContextManager[None]]
-"""measures a block of code under a name"""
 
 
+class Clock:
+    """Measures seconds by part, shared equally by the lists of a batch."""
+
+    def __init__(self, lists: int) -> None:
+        self.seconds: dict[str, float] = {"preprocess": 0.0, "vision": 0.0}
+        self._lists = lists
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Add the seconds of a block to a part."""
+        start = time.perf_counter()
+        yield
+        self.add(part, time.perf_counter() - start)
+
+    def add(self, part: str, spent: float) -> None:
+        """Add seconds (negative: take them away) to a part."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + spent / self._lists
+
+
+@dataclass(frozen=True)
 class Encoder:
     """Loads documents and encodes them with a model's vision encoder, through a cache.
 
@@ -328,11 +354,10 @@ class Encoder:
         max_pixels: larger images are refused
     """
 
-    def __init__(
-        self, backbone: Backbone, cache: VisionCache, max_image_tokens: int, max_pixels: int = MAX_PIXELS
-    ) -> None:
-        self.backbone, self.cache = backbone, cache
-        self.max_image_tokens, self.max_pixels = max_image_tokens, max_pixels
+    backbone: Backbone
+    cache: VisionCache
+    max_image_tokens: int = MAX_IMAGE_TOKENS
+    max_pixels: int = MAX_PIXELS
 
     def load(
         self, text: str, reference: Document | None, documents: Sequence[Document], *, skip: bool
@@ -344,7 +369,6 @@ class Encoder:
         context = None
         if reference is not None:
             context = load_image(reference, name=REFERENCE, max_pixels=self.max_pixels)
-            self.check(context, REFERENCE)
         loaded: dict[int, Image.Image] = {}
         unusable: dict[int, str] = {}
         names = [f"document {index}" for index in range(len(documents))]
@@ -352,12 +376,16 @@ class Encoder:
             try:
                 if isinstance(image, InputError):
                     raise image
-                self.check(image, names[index], thoroughly=skip)
+                if skip:
+                    self.check(image, names[index], thoroughly=True)
                 loaded[index] = image
             except InputError as error:
                 if not skip:
                     raise
                 unusable[index] = str(error)
+        shipped = self.backbone.shipped
+        if shipped is not None and any(image.size not in shipped.sizes for image in loaded.values()):
+            shipped.warn_of_other_worlds()
         return CandidateList(text, context, list(loaded.values()), list(loaded)), unusable
 
     def check(self, image: Image.Image, name: str, *, thoroughly: bool = False) -> None:
@@ -372,11 +400,11 @@ class Encoder:
         except Exception as error:  # processors may raise anything
             raise _unusable(name, error) from error
 
-    def encode(self, pictures: Sequence[Picture], timed: Timed, *, signals: bool) -> list[ImageFeatures]:
+    def encode(self, pictures: Sequence[Picture], clock: Clock, *, signals: bool) -> list[ImageFeatures]:
         """Return the features of each picture; with the encoder's signals if requested."""
         encoded: dict[str, ImageFeatures] = {}
         new: dict[str, Picture] = {}
-        with timed("preprocess"):
+        with clock("preprocess"):
             keys = [content_key(picture.image, picture.max_tokens, signals) for picture in pictures]
             for key, picture in zip(keys, pictures, strict=True):
                 if key in encoded or key in new:
@@ -390,9 +418,9 @@ class Encoder:
             pixels = pool.map(self._preprocessed, new.values())
             remaining = iter(new)
             while batch := list(islice(remaining, ENCODED_TOGETHER)):
-                with timed("preprocess"):
+                with clock("preprocess"):
                     prepared = list(islice(pixels, len(batch)))
-                with timed("vision"):
+                with clock("vision"):
                     for key, features in zip(batch, self.backbone.encode(prepared, signals), strict=True):
                         encoded[key] = features
                         self.cache.put(key, features)
@@ -405,7 +433,7 @@ class Encoder:
             raise _unusable(picture.name, error) from error
 
     def encode_lists(
-        self, lists: Sequence[CandidateList], pruner: Pruner, look: Look, timed: Timed
+        self, lists: Sequence[CandidateList], pruner: Pruner, look: Look, clock: Clock
     ) -> tuple[list[int], list[list[ImageFeatures]]]:
         """Return, per list, its visual tokens at full size and its features at the sizes the method wants.
 
@@ -416,12 +444,12 @@ class Encoder:
         sizes = None
         if pruner.resizes:
             resized = [
-                self._resized(work, own, pruner, look, timed) for work, own in zip(lists, limits, strict=True)
+                self._resized(work, own, pruner, look, clock) for work, own in zip(lists, limits, strict=True)
             ]
             sizes, limits = [total for total, _ in resized], [own for _, own in resized]
         pictures = [w.pictures(own, self.max_image_tokens) for w, own in zip(lists, limits, strict=True)]
         flat = [picture for own in pictures for picture in own]
-        remaining = iter(self.encode(flat, timed, signals=pruner.reads_encoder))
+        remaining = iter(self.encode(flat, clock, signals=pruner.reads_encoder))
         features = [list(islice(remaining, len(own))) for own in pictures]
         if sizes is None:
             sizes = [
@@ -431,21 +459,23 @@ class Encoder:
         return sizes, features
 
     def _resized(
-        self, work: CandidateList, limits: list[int], pruner: Pruner, look: Look, timed: Timed
+        self, work: CandidateList, limits: list[int], pruner: Pruner, look: Look, clock: Clock
     ) -> tuple[int, list[int]]:
         """Return a list's visual tokens at full size, and the most tokens the method gives each candidate."""
 
         def looked() -> Any:
             pictures = work.pictures(limits, self.max_image_tokens)
-            return look(work, self.encode(pictures, timed, signals=pruner.reads_encoder))
+            return look(work, self.encode(pictures, clock, signals=pruner.reads_encoder))
 
-        with timed("preprocess"):
+        with clock("preprocess"):
+            for index, image in zip(work.indices, work.images, strict=True):
+                self.check(image, f"document {index}")
             sizes = [self.backbone.count_tokens(image, self.max_image_tokens) for image in work.images]
         chosen = pruner.resize(sizes, looked)
         if chosen is None:
             return sum(sizes), limits
-        with timed("preprocess"):
-            budget = pruner.budget(sum(sizes))
+        with clock("preprocess"):
+            budget = pruner.budget_of(sum(sizes))
             return sum(sizes), self.fill_budget(work.images, chosen, budget)
 
     def fill_budget(self, images: Sequence[Image.Image], limits: Sequence[int], budget: int) -> list[int]:
@@ -493,6 +523,7 @@ def content_key(image: Image.Image, max_tokens: int, signals: bool = False) -> s
     return digest.hexdigest()
 
 
+@dataclass(eq=False, repr=False)
 class VisionCache:
     """The features of the images used last, up to `max_bytes`. Threads may share one.
 
@@ -505,11 +536,12 @@ class VisionCache:
         (0, 0, 0)
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.bytes = self.hits = self.misses = 0
-        self._entries: OrderedDict[str, ImageFeatures] = OrderedDict()
-        self._lock = Lock()
+    max_bytes: int
+    bytes: int = field(default=0, init=False)
+    hits: int = field(default=0, init=False)
+    misses: int = field(default=0, init=False)
+    _entries: OrderedDict[str, ImageFeatures] = field(default_factory=OrderedDict, init=False)
+    _lock: Lock = field(default_factory=Lock, init=False)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -21,6 +21,7 @@ class Permutation:
 
     @property
     def repairs(self) -> int:
+        """The number of corrections."""
         return self.repeated + self.unknown + self.missing
 
 

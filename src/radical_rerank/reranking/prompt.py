@@ -1,7 +1,8 @@
-"""The prompt of one list: a template (data), its token ids, and the layout that the engine needs."""
+"""The prompt of one list: its template (data), its token ids, and the layout that the engine needs."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import string
 import warnings
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.backbones.model import folder_of
-from radical_rerank.errors import InputError, ScoringError
+from radical_rerank.errors import InputError, OutOfWorldWarning, ScoringError
 from radical_rerank.pruning import Layout
 
 FILE_NAME = "radical_template.json"
@@ -32,9 +33,20 @@ _IMAGE, _QUERY = "\ue000", "\ue001"
 class PromptTemplate:
     """The words of the prompt. `{image}`, `{id}`, `{query}`, `{count}`, `{first}` and `{last}` are filled in.
 
-    intro, reference, candidate (once per candidate) come before `ask`, which holds the query:
-    after all images, so that its rows have seen every candidate. `answer` follows the chat
-    template's generation prompt: what the model is made to have said before the first identifier.
+    The query comes after all images, so that its tokens have seen every candidate.
+
+    Args:
+        intro, reference, candidate: come first; `candidate` once per candidate
+        ask_logits, ask_generate: the question, with the query, for each scorer
+        ask_composed_logits, ask_composed_generate: the same for composed queries
+        answer: follows the chat template's generation prompt, as the start of the model's answer
+        system: the system message
+        window: how many candidates the model ranks well in one prompt
+
+    Example:
+        >>> template = PromptTemplate.load("qwen3_vl")
+        >>> template.candidate
+        '{id}: {image}\\n'
     """
 
     intro: str
@@ -47,7 +59,6 @@ class PromptTemplate:
     answer: str = ""
     system: str = ""
     window: int = len(IDENTIFIERS)
-    """how many candidates the model ranks well at once"""
 
     def __post_init__(self) -> None:
         for name, needed in (
@@ -64,14 +75,14 @@ class PromptTemplate:
 
     @classmethod
     def of(cls, backbone: Backbone) -> PromptTemplate:
-        """The model's own template, if its folder holds one, else its family's."""
+        """Return the model's own template, if its folder has one, else its family's."""
         folder = folder_of(backbone.name)
         own = folder / FILE_NAME if folder is not None else None
         return cls.load(own if own is not None and own.is_file() else backbone.model.config.model_type)
 
     @classmethod
     def load(cls, source: str | Path | dict[str, str]) -> PromptTemplate:
-        """From a dict, a JSON file, or the name of a model family whose template ships."""
+        """Load a template from a dict, a JSON file, or the name of a model family."""
         if not isinstance(source, dict):
             shipped = resources.files("radical_rerank.reranking") / "templates" / f"{source}.json"
             path = shipped if shipped.is_file() else Path(source)
@@ -90,41 +101,41 @@ class PromptTemplate:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """The model's answer to a prompt.
+
+    scores: per candidate, in the order of the prompt
+    repairs: corrections made to a generated order
+    readable: whether there was an order in a generated answer
+    """
+
+    scores: list[float]
+    repairs: int = 0
+    readable: bool = True
+
+
+@dataclass(frozen=True)
 class Prompt:
-    """Token ids with every image's placeholder tokens in place, and where things are."""
+    """Token ids with every image's placeholder tokens, and where things are."""
 
     ids: list[int]
     layout: Layout
     identifiers: list[int]
     """the token that names each candidate, as it would follow this prompt"""
 
-    def scores(self, logits: Tensor) -> list[float]:
-        """Return the log-probability of each candidate's identifier among all identifiers of the list.
+    def scores(self, logits: Tensor) -> Answer:
+        """Score each candidate by the log-probability of its identifier among all identifiers of the list.
 
         logits: (vocabulary,) of the token that follows the prompt
         """
         chosen = logits[torch.as_tensor(self.identifiers, device=logits.device)]
         if not chosen.isfinite().all():
             raise ScoringError("the model's logits are not finite: there is no ranking in them")
-        scores: list[float] = chosen.log_softmax(dim=-1).tolist()
-        return scores
-
-
-def unknown_words(backbone: Backbone, text: str) -> list[str]:
-    """The words that a closed vocabulary has no token for; large models have none such."""
-    unknown = backbone.tokenizer.unk_token_id
-    if unknown is None:
-        return []
-    encode = backbone.tokenizer
-    return [
-        word
-        for word in dict.fromkeys(text.split())
-        if unknown in encode(" " + word, add_special_tokens=False)["input_ids"]
-    ]
+        return Answer(chosen.log_softmax(dim=-1).tolist())
 
 
 def query_tokens(backbone: Backbone, text: str) -> int:
-    """How many tokens a query has."""
+    """Return how many tokens a query has."""
     return len(_encode_plain(backbone.tokenizer, text.strip()))
 
 
@@ -136,16 +147,25 @@ def build_prompt(
     *,
     reference_size: int | None = None,
     generate: bool = False,
-    key: int = 0,
 ) -> Prompt:
-    """The prompt for a query and candidates with these numbers of visual tokens.
+    """Build the prompt for a query and candidates with these numbers of visual tokens.
 
-    reference_size: visual tokens of the reference image of a composed query.
-    The query is tokenized apart, with special tokens as plain text: no query can forge markup.
+    Args:
+        backbone: the model
+        template: the words of the prompt
+        query: the query's text. It is tokenized apart, with special tokens as plain text: no query can forge
+            markup. Words that the tokenizer does not know give an OutOfWorldWarning
+        image_sizes: visual tokens of each candidate
+        reference_size: visual tokens of the reference image of a composed query
+        generate: ask for the whole order, not for the best candidate
+
+    Returns:
+        Token ids and layout.
     """
     if len(image_sizes) > len(IDENTIFIERS):
         raise InputError(f"{len(image_sizes)} candidates in one prompt; there are {len(IDENTIFIERS)} letters")
     names = IDENTIFIERS[: len(image_sizes)]
+    _warn_of_unknown_words(backbone.tokenizer, query)
     composed = reference_size is not None
     ask = getattr(template, f"ask{'_composed' if composed else ''}_{'generate' if generate else 'logits'}")
     body = template.intro + (template.reference if composed else "")
@@ -174,9 +194,28 @@ def build_prompt(
     if not words:
         raise InputError(f"the query {query!r} has no words that the tokenizer knows")
     ids += _encode(backbone.tokenizer, tail)
+    identifiers = _identifier_ids(backbone.tokenizer, tail)[: len(names)]
     protected = (images.pop(0),) if composed else ()
-    layout = Layout(len(ids), tuple(images), words, protected, key=key)
-    return Prompt(ids, layout, _identifier_ids(backbone.tokenizer, tail)[: len(names)])
+    key = hashlib.blake2b(f"{query} {list(sizes)}".encode(), digest_size=4).digest()
+    layout = Layout(len(ids), tuple(images), words, protected, key=int.from_bytes(key, "big"))
+    return Prompt(ids, layout, identifiers)
+
+
+def _warn_of_unknown_words(tokenizer: Any, text: str) -> None:
+    """Warn of words that a closed vocabulary has no token for; large models have none."""
+    unknown = tokenizer.unk_token_id
+    if unknown is None:
+        return
+    words = [
+        word
+        for word in dict.fromkeys(text.split())
+        if unknown in tokenizer(" " + word, add_special_tokens=False)["input_ids"]
+    ]
+    if words:
+        shown = ", ".join(map(repr, words))
+        warnings.warn(
+            f"the model does not know the words {shown} of {text!r}", OutOfWorldWarning, stacklevel=3
+        )
 
 
 def _chat(tokenizer: Any, system: str, body: str) -> str:
@@ -184,15 +223,15 @@ def _chat(tokenizer: Any, system: str, body: str) -> str:
         return system + body
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": body})
-    text = tokenizer.apply_chat_template(
+    text: str = tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
     )
     answer = text.rpartition(body)[2]
     if answer.rfind("<think>") > answer.rfind("</think>"):
-        # The first word would be a thought, and no identifier.
+        # The first word would be a thought, not an identifier.
         warnings.warn(
-            "the model's chat template makes it think before it answers; the thought is closed before it "
-            "begins, use a model that answers at once",
+            "the model's chat template makes it think before it answers; an empty thought is inserted. Use a "
+            "model that answers without thinking",
             stacklevel=2,
         )
         text = text.rstrip() + "\n\n</think>\n\n"
@@ -201,17 +240,17 @@ def _chat(tokenizer: Any, system: str, body: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Ids of the template's own text, which recurs in every prompt; special tokens are what they say."""
+    """Return the ids of the template's text, which recurs in every prompt. Special tokens are special."""
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
 
 
 def _encode_plain(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a user's text: what looks like a special token is just letters."""
-    return tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    """Return the ids of a user's text. What looks like a special token is plain text."""
+    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
 
 def _begin_of_text(tokenizer: Any, text: str) -> list[int]:
-    """The token that this tokenizer puts before every text, unless the chat template wrote it."""
+    """Return the token that this tokenizer puts before every text, unless the chat template wrote it."""
     start = tokenizer.bos_token_id
     if start is None or text.startswith(tokenizer.bos_token) or tokenizer("A")["input_ids"][0] != start:
         return []
@@ -220,7 +259,7 @@ def _begin_of_text(tokenizer: Any, text: str) -> list[int]:
 
 @lru_cache(maxsize=64)
 def _identifier_ids(tokenizer: Any, tail: str) -> list[int]:
-    """For each letter, the single token that it is when written right after `tail`."""
+    """Return the single token of each letter when it follows `tail`."""
     plain = _encode(tokenizer, tail)
     ids: list[int] = []
     for letter in IDENTIFIERS:

@@ -6,12 +6,11 @@ import hashlib
 import inspect
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from numbers import Integral
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,15 +18,16 @@ import torch
 from PIL import Image
 
 from radical_rerank import progress as bars
-from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures, stopping
-from radical_rerank.errors import InputError, OutOfWorldWarning, UnreadableAnswerError
-from radical_rerank.pruning import Look, Profile, PrunedStage, Pruner, build
+from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures
+from radical_rerank.errors import InputError, UnreadableAnswerError
+from radical_rerank.pruning import Layout, Look, Profile, Pruner, VisionSignals, build
 from radical_rerank.reranking.calibration import measured_profile
 from radical_rerank.reranking.encoding import (
     MAX_IMAGE_TOKENS,
     MAX_PIXELS,
     VISION_CACHE_BYTES,
     CandidateList,
+    Clock,
     Document,
     Encoder,
     VisionCache,
@@ -36,14 +36,13 @@ from radical_rerank.reranking.encoding import (
 from radical_rerank.reranking.permutation import parse_permutation, permutation_scores
 from radical_rerank.reranking.prompt import (
     IDENTIFIERS,
+    Answer,
     Prompt,
     PromptTemplate,
     build_prompt,
     query_tokens,
-    unknown_words,
 )
 from radical_rerank.reranking.results import (
-    Clock,
     PruningReport,
     Query,
     RankedDocument,
@@ -59,11 +58,9 @@ SCORERS = ("logits", "generate")
 
 @dataclass(frozen=True)
 class _Scored:
-    """One prompt's scores, in the order of its candidates."""
+    """What one prompt gave."""
 
-    scores: list[float]
-    repairs: int
-    readable: bool
+    answer: Answer
     report: PruningReport
 
 
@@ -145,7 +142,14 @@ class Reranker:
         if not isinstance(template, PromptTemplate):
             template = PromptTemplate.of(model) if template is None else PromptTemplate.load(template)
         self.template = template
-        self.window, self.stride = _window(template.window if window is None else window, stride)
+        self.window = template.window if window is None else window
+        self.stride = max(1, self.window // 2) if stride is None else stride
+        if not 2 <= self.window <= len(IDENTIFIERS):
+            raise InputError(f"window must lie between 2 and {len(IDENTIFIERS)}, not {self.window}")
+        if not 1 <= self.stride < self.window:
+            raise InputError(
+                f"stride must lie between 1 and window - 1 = {self.window - 1}, not {self.stride}"
+            )
         self.scorer, self.on_unreadable, self.max_new_tokens = scorer, on_unreadable, max_new_tokens
         self.max_query_tokens, self.max_image_tokens = max_query_tokens, max_image_tokens
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
@@ -222,7 +226,7 @@ class Reranker:
     def _until(self, stop: Callable[[], bool], rankings: Iterator[Ranking]) -> Iterator[Ranking]:
         while True:
             # Only while a ranking is made: between two, the caller may use the model for other things.
-            with stopping(self.backbone.model, stop):
+            with self.backbone.stopping(stop):
                 ranking = next(rankings, None)
             if ranking is None:
                 return
@@ -242,7 +246,11 @@ class Reranker:
             short = [i for i, (work, _) in enumerate(loaded) if 1 < len(work.images) <= self.window]
             together = dict(zip(short, self._score([loaded[i][0] for i in short]), strict=True))
             for i, (work, skipped) in enumerate(loaded):
-                order, scored = self._ordered(work, together.get(i))
+                scored = [together[i]] if i in together else []
+                if scored:
+                    order = sorted(enumerate(scored[0].answer.scores), key=itemgetter(1), reverse=True)
+                else:
+                    order = self._in_windows(work, scored)
                 yield Ranking(
                     tuple(
                         RankedDocument(work.indices[place], score, batch[i][1][work.indices[place]])
@@ -250,8 +258,8 @@ class Reranker:
                     ),
                     tuple(part.report for part in scored),
                     skipped,
-                    sum(part.repairs for part in scored),
-                    sum(not part.readable for part in scored),
+                    sum(part.answer.repairs for part in scored),
+                    sum(not part.answer.readable for part in scored),
                     work.text,
                     self.backbone.name,
                     type(self.pruner).__name__,
@@ -267,7 +275,6 @@ class Reranker:
         work, unusable = self.encoder.load(
             query.text.strip(), query.reference, documents, skip=on_error == "skip"
         )
-        self._warn_if_unknown(work)
         return work, tuple(Skipped(index, reason) for index, reason in unusable.items())
 
     def check_query(self, text: str) -> None:
@@ -282,134 +289,95 @@ class Reranker:
                     f"the query has {count} tokens, more than the limit of {self.max_query_tokens}"
                 )
 
-    def _warn_if_unknown(self, work: CandidateList) -> None:
-        """Warn of words and pictures that the model was not made for."""
-        with self.backbone.exclusive():
-            unknown = unknown_words(self.backbone, work.text)
-        if unknown:
-            words = ", ".join(map(repr, unknown))
-            warnings.warn(
-                f"the model does not know the words {words} of {work.text!r}", OutOfWorldWarning, stacklevel=2
-            )
-        shipped = self.backbone.shipped
-        if shipped is not None and any(image.size not in shipped.sizes for image in work.images):
-            shipped.warn_of_other_worlds()
+    def _in_windows(self, work: CandidateList, scored: list[_Scored]) -> list[tuple[int, float]]:
+        """Rank a list that does not fit a window. Returns (place in `work`, score) pairs, best first.
 
-    # From pictures to scores.
-
-    def _ordered(
-        self, work: CandidateList, scored: _Scored | None
-    ) -> tuple[list[tuple[int, float]], tuple[_Scored, ...]]:
-        """Return (place in `work`, score) pairs, best first, and what every prompt gave."""
+        scored: gets what every prompt gave
+        """
         if len(work.images) < 2:
-            return [(0, 0.0)] * len(work.images), ()  # a single candidate is certain: log 1 = 0
-        if scored is not None:
-            return sorted(enumerate(scored.scores), key=lambda pair: -pair[1]), (scored,)
-        passes: list[_Scored] = []
+            return [(0, 0.0)] * len(work.images)  # a single candidate is certain: log 1 = 0
+        for index, image in zip(work.indices, work.images, strict=True):
+            self.encoder.check(image, f"document {index}")  # now, not after some windows have run
 
         def score(places: Sequence[int]) -> Sequence[float]:
             images = [work.images[place] for place in places]
             part = replace(work, images=images, indices=[work.indices[place] for place in places])
-            passes.extend(self._score([part]))
-            return passes[-1].scores
+            scored.extend(self._score([part]))
+            return scored[-1].answer.scores
 
-        return rank_in_windows(len(work.images), self.window, self.stride, score), tuple(passes)
+        return rank_in_windows(len(work.images), self.window, self.stride, score)
+
+    # Running the model.
 
     def _score(self, lists: Sequence[CandidateList]) -> list[_Scored]:
         """Score lists that each fit a window, in one batch."""
         if not lists:
             return []
-        with self.backbone.exclusive():
-            self.prepare()
+        self.prepare()
+        model, pruner, generate = self.backbone, self.pruner, self.scorer == "generate"
+        with model.exclusive():
             clock = Clock(len(lists))
-            full, features = self.encoder.encode_lists(lists, self.pruner, self._look, clock)
+            full, features = self.encoder.encode_lists(lists, pruner, self._look, clock)
             with clock("preprocess"):
-                prompts = [self._prompt(work, own) for work, own in zip(lists, features, strict=True)]
-                flat = [feature for own in features for feature in own]
-                inputs = self.backbone.inputs([prompt.ids for prompt in prompts], flat)
-            signals = None
-            if self.pruner.reads_encoder:
-                signals = [joined_signals(w.own(f)) for w, f in zip(lists, features, strict=True)]
-            layouts = [prompt.layout for prompt in prompts]
-            with clock("decoder"), self.pruner.on(self.backbone.model, layouts, signals) as run:
-                answers = self._answers(inputs, prompts)
+                prompts, layouts, signals = list[Prompt](), list[Layout](), list[VisionSignals]()
+                for work, own in zip(lists, features, strict=True):
+                    sizes = work.sizes(own)
+                    prompts.append(build_prompt(model, self.template, work.text, **sizes, generate=generate))
+                    layouts.append(prompts[-1].layout)
+                    if pruner.reads_encoder:
+                        signals.append(joined_signals(work.own(own)))
+                pruning = pruner.on(model.model, layouts, signals or None)
+                inputs = model.inputs(list(map(attrgetter("ids"), prompts)), list(chain(*features)))
+            with clock("decoder"), pruning as run:
+                if generate:
+                    output: Iterable[Any] = model.write(inputs, self.max_new_tokens)
+                else:
+                    output = model.next_token_logits(inputs)
             # A method computes its prior at its first stage: that time is part of the selection's.
             prior, selection = run.seconds["prior"], run.seconds["selection"]
-            for part, spent in {
-                "prior": prior,
-                "selection": selection - prior,
-                "decoder": -selection,
-            }.items():
-                clock.add(part, spent)
+            clock.add("prior", prior)
+            clock.add("selection", selection - prior)
+            clock.add("decoder", -selection)
             with clock("scoring"):
-                read = [answer() for answer in answers]
-            reports = [
-                self._report(*each, clock)
-                for each in zip(lists, prompts, features, run.stages, full, strict=True)
-            ]
-            return [_Scored(*each, report) for each, report in zip(read, reports, strict=True)]
+                read = self._read if generate else Prompt.scores
+                answers = list(map(read, prompts, output))
+        scored = []
+        for i, work in enumerate(lists):
+            report = make_report(
+                method=type(pruner).__name__,
+                keep=pruner.keep,
+                layout=layouts[i],
+                stages=run.stages[i],
+                shape=model.shape,
+                seconds=dict(clock.seconds),
+                indices=work.indices,
+                features=work.own(features[i]),
+                full=full[i],
+            )
+            scored.append(_Scored(answers[i], report))
+        return scored
 
-    def _answers(
-        self, inputs: dict[str, Any], prompts: Sequence[Prompt]
-    ) -> list[Callable[[], tuple[list[float], int, bool]]]:
-        """Run the model. Each answer, when called, gives (scores, repairs, whether it was readable)."""
-        if self.scorer == "logits":
-            logits = self.backbone.next_token_logits(inputs)
-            return [partial(_read_logits, *each) for each in zip(prompts, logits, strict=True)]
-        texts = self.backbone.write(inputs, self.max_new_tokens)
-        return [partial(self._read_text, *each) for each in zip(prompts, texts, strict=True)]
-
-    def _read_text(self, prompt: Prompt, text: str) -> tuple[list[float], int, bool]:
+    def _read(self, prompt: Prompt, text: str) -> Answer:
+        """Read a generated order."""
         count = len(prompt.identifiers)
         try:
             parsed = parse_permutation(text, IDENTIFIERS[:count])
         except UnreadableAnswerError:
             if self.on_unreadable == "raise":
                 raise
-            return permutation_scores(range(count)), count, False
-        return permutation_scores(parsed.order), parsed.repairs, True
-
-    def _prompt(self, work: CandidateList, features: Sequence[ImageFeatures]) -> Prompt:
-        sizes = [len(feature.tokens) for feature in features]
-        key = hashlib.blake2b(f"{work.text} {sizes}".encode(), digest_size=4).digest()
-        return build_prompt(
-            self.backbone,
-            self.template,
-            work.text,
-            sizes[1:] if work.reference is not None else sizes,
-            reference_size=sizes[0] if work.reference is not None else None,
-            generate=self.scorer == "generate",
-            key=int.from_bytes(key, "big"),
-        )
+            return Answer(permutation_scores(range(count)), count, readable=False)
+        return Answer(permutation_scores(parsed.order), parsed.repairs)
 
     def _look(self, work: CandidateList, features: Sequence[ImageFeatures]) -> Look:
         """Return the candidates at full size, and the query as the decoder will read it."""
-        prompt = self._prompt(work, features)
+        generate = self.scorer == "generate"
+        prompt = build_prompt(
+            self.backbone, self.template, work.text, **work.sizes(features), generate=generate
+        )
         ids = torch.tensor(prompt.ids, device=self.backbone.device)[list(prompt.layout.query)]
         query = self.backbone.model.get_input_embeddings()(ids).detach().float().mean(dim=0)
         vision = torch.cat([feature.tokens for feature in work.own(features)])
         return Look(vision, prompt.layout.candidate_of.to(vision.device), query)
-
-    def _report(
-        self,
-        work: CandidateList,
-        prompt: Prompt,
-        features: Sequence[ImageFeatures],
-        stages: Sequence[PrunedStage],
-        full: int,
-        clock: Clock,
-    ) -> PruningReport:
-        return make_report(
-            method=type(self.pruner).__name__,
-            keep=self.pruner.keep,
-            layout=prompt.layout,
-            stages=stages,
-            shape=self.backbone.shape,
-            seconds=dict(clock.seconds),
-            indices=work.indices,
-            blocks=[feature.blocks for feature in work.own(features)],
-            full=full,
-        )
 
     # The settings in use.
 
@@ -437,17 +405,9 @@ class Reranker:
     def prepare(self) -> None:
         """Find the model's trust profile if the method needs it, or measure and save it now."""
         if self.pruner.needs_profile:
-            profile = Profile.find(self.backbone.identity) or measured_profile(self)
-            self.pruner = self.pruner.with_profile(profile)
-
-
-def _window(window: int, stride: int | None) -> tuple[int, int]:
-    if not 2 <= window <= len(IDENTIFIERS):
-        raise InputError(f"window must lie between 2 and {len(IDENTIFIERS)}, not {window}")
-    stride = max(1, window // 2) if stride is None else stride
-    if not 1 <= stride < window:
-        raise InputError(f"stride must lie between 1 and window - 1 = {window - 1}, not {stride}")
-    return window, stride
+            with self.backbone.exclusive():
+                profile = Profile.find(self.backbone.identity) or measured_profile(self)
+                self.pruner = self.pruner.with_profile(profile)
 
 
 def _check_count(name: str, value: Any) -> None:
@@ -462,7 +422,3 @@ def _listed(documents: Any) -> Sequence[Document]:
     if single or not isinstance(documents, Iterable) or (shape is not None and len(shape) < 4):
         raise InputError(f"documents must be a list of images, not a single one ({type(documents).__name__})")
     return documents if isinstance(documents, (list, tuple)) else list(documents)
-
-
-def _read_logits(prompt: Prompt, logits: torch.Tensor) -> tuple[list[float], int, bool]:
-    return prompt.scores(logits), 0, True

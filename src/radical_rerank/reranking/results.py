@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, overload
 
 import torch
 
-from radical_rerank.backbones import Block
+from radical_rerank.backbones import Block, ImageFeatures
 from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
 from radical_rerank.pruning import Layout, PrunedStage
 from radical_rerank.reranking.encoding import Document
@@ -208,10 +206,17 @@ class PruningReport:
         stages: one per pruning stage
         tokens_per_layer: text and visual tokens in each layer
         macs, macs_dense, kv_bytes, kv_bytes_dense: costs with and without pruning
+        flops_saved, kv_saved: the fractions that pruning saved
         seconds: preprocess, vision, prior (once per list), selection (at the stages), decoder, scoring.
             Lists of one batch share its time equally
         indices: the documents of this prompt, in its order, by their index in the list that was passed
         blocks: per candidate, which part of its image each token shows
+
+    Example:
+        >>> query, images = generated_list(0, candidates=4)
+        >>> report = Reranker(keep=0.5).rank(query, images).report
+        >>> report.visual_tokens_left < report.visual_tokens, round(report.flops_saved, 1)
+        (True, 0.2)
     """
 
     method: str
@@ -225,6 +230,8 @@ class PruningReport:
     macs_dense: int
     kv_bytes: int
     kv_bytes_dense: int
+    flops_saved: float
+    kv_saved: float
     seconds: dict[str, float]
     indices: list[int]
     blocks: list[list[Block]] = field(repr=False)
@@ -239,16 +246,6 @@ class PruningReport:
         """Tokens per layer including text, mean over layers."""
         return sum(self.tokens_per_layer) / max(1, len(self.tokens_per_layer))
 
-    @property
-    def flops_saved(self) -> float:
-        """The fraction of the decoder's arithmetic that pruning saved."""
-        return saving(self.macs, self.macs_dense)
-
-    @property
-    def kv_saved(self) -> float:
-        """The fraction of the key-value cache that pruning saved."""
-        return saving(self.kv_bytes, self.kv_bytes_dense)
-
     def to_dict(self, *, survivors: bool = False) -> dict[str, Any]:
         """Return the report, ready for JSON; with the survivors and their places only if requested."""
         data = asdict(self)
@@ -256,8 +253,7 @@ class PruningReport:
             data.pop("blocks")
             for stage in data["stages"]:
                 stage.pop("survivors")
-        derived = ("visual_tokens_left", "average_tokens", "flops_saved", "kv_saved")
-        return data | {name: getattr(self, name) for name in derived}
+        return data | {name: getattr(self, name) for name in ("visual_tokens_left", "average_tokens")}
 
 
 @dataclass(frozen=True)
@@ -292,25 +288,6 @@ class Totals:
         )
 
 
-class Clock:
-    """Measures seconds by part, shared equally by the lists of a batch."""
-
-    def __init__(self, lists: int) -> None:
-        self.seconds: dict[str, float] = {"preprocess": 0.0, "vision": 0.0}
-        self._lists = lists
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        """Add the seconds of a block to a part."""
-        start = time.perf_counter()
-        yield
-        self.add(part, time.perf_counter() - start)
-
-    def add(self, part: str, spent: float) -> None:
-        """Add seconds (negative: take them away) to a part."""
-        self.seconds[part] = self.seconds.get(part, 0.0) + spent / self._lists
-
-
 def make_report(
     *,
     method: str,
@@ -320,30 +297,36 @@ def make_report(
     shape: DecoderShape,
     seconds: dict[str, float],
     indices: Sequence[int],
-    blocks: Sequence[Sequence[Block]],
+    features: Sequence[ImageFeatures],
     full: int,
 ) -> PruningReport:
     """Report on one prompt. full: the candidates' visual tokens at full size"""
+    blocks = [list(feature.blocks) for feature in features]
+    reports = [_stage_report(stage, layout) for stage in stages]
     visual = len(layout.positions)
     other = layout.length - visual
     places = [(stage.layer, stage.when, other + stage.after) for stage in stages]
     counts = tokens_per_layer(layout.length, places, shape.num_layers)
     dense = [other + full] * shape.num_layers
+    cost, cost_dense = macs(counts, shape), macs(dense, shape)
+    cache, cache_dense = kv_bytes(counts, shape), kv_bytes(dense, shape)
     return PruningReport(
         method=method,
         keep=keep,
         tokens=other + full,
         visual_tokens=full,
         visual_tokens_entering=visual,
-        stages=[_stage_report(stage, layout) for stage in stages],
+        stages=reports,
         tokens_per_layer=counts,
-        macs=macs(counts, shape),
-        macs_dense=macs(dense, shape),
-        kv_bytes=kv_bytes(counts, shape),
-        kv_bytes_dense=kv_bytes(dense, shape),
+        macs=cost,
+        macs_dense=cost_dense,
+        kv_bytes=cache,
+        kv_bytes_dense=cache_dense,
+        flops_saved=saving(cost, cost_dense),
+        kv_saved=saving(cache, cache_dense),
         seconds=seconds,
         indices=list(indices),
-        blocks=[list(part) for part in blocks],
+        blocks=blocks,
     )
 
 

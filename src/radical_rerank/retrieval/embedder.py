@@ -1,4 +1,4 @@
-"""The first stage: pictures and queries as vectors whose dot product says how well they fit."""
+"""The first stage: pictures and queries as vectors, compared by dot product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First stages of other people's making: dual encoders, and what sentence-transformers loads."""
+"""First stages from other libraries: dual encoders, and models of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODELS = {
 """The paper's three"""
 
 
-class DualEncoder:
+class DualEncoder(Embedder):
     """SigLIP, SigLIP2, CLIP: a text and an image tower into one space; cosine."""
 
     def __init__(self, name: str, *, device: str | None = None, batch_size: int = 32) -> None:
@@ -72,8 +72,8 @@ def _vectors(output: Any) -> Tensor:
     return normalize(vectors.float(), dim=-1).cpu()
 
 
-class SentenceEmbedder:
-    """Whatever sentence-transformers loads: Jina v4, Qwen3-VL-Embedding, CLIP; the extra `retrieval`."""
+class SentenceEmbedder(Embedder):
+    """Embeds with a model of sentence-transformers: Jina v4, Qwen3-VL-Embedding … (extra `[retrieval]`)."""
 
     def __init__(self, name: str, *, device: str | None = None, batch_size: int = 16, **options: Any) -> None:
         try:
@@ -95,14 +95,14 @@ class SentenceEmbedder:
         return self._encode(list(queries))
 
     def _encode(self, inputs: list[Any]) -> Tensor:
-        found = self.model.encode(
+        vectors: Tensor = self.model.encode(
             inputs,
             batch_size=self.batch_size,
             convert_to_tensor=True,
             normalize_embeddings=True,
             show_progress_bar=False,
         )
-        return found.float().cpu()
+        return vectors.float().cpu()
 
 
 def embedder_of(name: str) -> Embedder:

@@ -16,8 +16,8 @@ def write_run(path: str | Path, pool: Pool, tag: str) -> Path:
     """`query Q0 picture rank score tag`, one line each. Ids must not contain spaces."""
     path = Path(path)
     with replacing(path) as file:
-        for query, found in pool.items():
-            for rank, (name, score) in enumerate(found, start=1):
+        for query, ranked in pool.items():
+            for rank, (name, score) in enumerate(ranked, start=1):
                 if any(c.isspace() for c in query + name):
                     raise InputError(
                         f"a run file cannot hold the id {name!r} of query {query!r}: it has spaces"
@@ -38,7 +38,7 @@ def read_run(
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the run {path}: {error}") from None
-    found: dict[str, list[tuple[float, int, str]]] = {}
+    pools: dict[str, list[tuple[float, int, str]]] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -50,9 +50,9 @@ def read_run(
             raise InputError(f"{path}, line {number}: not `query Q0 id rank score tag`: {line!r}") from None
         if known is not None and name not in known:
             raise InputError(f"{path}, line {number}: {name!r} is not a picture of the data set")
-        if any(name == other for _, _, other in found.setdefault(query, [])):
+        if any(name == other for _, _, other in pools.setdefault(query, [])):
             raise InputError(f"{path}, line {number}: query {query} names {name!r} twice")
-        found[query].append(entry)
-    if not found:
+        pools[query].append(entry)
+    if not pools:
         raise InputError(f"the run {path} is empty")
-    return {query: [name for _, _, name in sorted(entries)][:depth] for query, entries in found.items()}
+    return {query: [name for _, _, name in sorted(entries)][:depth] for query, entries in pools.items()}

@@ -6,16 +6,24 @@ import torch
 from torch import Tensor
 
 FAISS_FROM = 100_000
-"""Galleries of so many pictures are searched with FAISS where it is installed"""
+"""galleries of at least this many pictures are searched with FAISS, if it is installed"""
 
 
 def nearest(queries: Tensor, gallery: Tensor, k: int, *, chunk: int = 1024) -> tuple[Tensor, Tensor]:
-    """(scores, numbers), each (queries, k), best first, by dot product; ties go to the lower number."""
+    """Return (scores, numbers) of the k nearest, each (queries, k), best first, by dot product.
+
+    Ties go to the lower number.
+
+    Example:
+        >>> scores, numbers = nearest(torch.eye(2), torch.eye(3, 2), k=1)
+        >>> numbers.tolist()
+        [[0], [1]]
+    """
     k = min(k, len(gallery))
     if len(gallery) >= FAISS_FROM:
-        found = _with_faiss(queries, gallery, k)
-        if found is not None:
-            return found
+        result = _with_faiss(queries, gallery, k)
+        if result is not None:
+            return result
     scores, numbers = [], []
     for part in queries.split(chunk):
         similarity = part @ gallery.T
@@ -26,7 +34,7 @@ def nearest(queries: Tensor, gallery: Tensor, k: int, *, chunk: int = 1024) -> t
 
 
 def _with_faiss(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor] | None:
-    """The same by a flat FAISS index (exact too); None where FAISS is not installed."""
+    """Search with a flat (exact) FAISS index; None if FAISS is not installed."""
     try:
         import faiss
     except ImportError:

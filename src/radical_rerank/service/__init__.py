@@ -1,5 +1,44 @@
-"""The HTTP service: rerank endpoints, a page, metrics."""
+"""The HTTP service: rerank endpoints, a web page, metrics. It needs the extra `serve`.
 
-from radical_rerank.service.settings import Settings
+This file itself needs no extra: the command line reads the defaults here.
+"""
 
-__all__ = ["Settings"]
+from __future__ import annotations
+
+from typing import Any
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+DEFAULT_METHOD = "radical"
+DEFAULT_KEEP = 0.2
+DEFAULT_QUEUE = 32
+DEFAULT_PATIENCE = 0.7
+DEFAULT_DEADLINE = 60.0
+DEFAULT_UPSCALE_DELAY = 10.0
+DEFAULT_DOWNSCALE_DELAY = 300.0
+
+
+def missing_extra(error: ImportError, extra: str) -> ImportError:
+    """Return an error that names the extra to install.
+
+    Args:
+        error: what the import raised
+        extra: an optional dependency of this package, such as "serve"
+
+    Example:
+        >>> print(missing_extra(ImportError("No module named 'fastapi'", name="fastapi"), "serve"))
+        No module named 'fastapi'; install it with: pip install 'radical-rerank[serve]'
+    """
+    return ImportError(f"{error}; install it with: pip install 'radical-rerank[{extra}]'", name=error.name)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Settings":
+        from radical_rerank.service.settings import Settings
+
+        return Settings
+    if name == "create_app":
+        from radical_rerank.service.app import create_app
+
+        return create_app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Where rankings come from: a model in this process, or replicas elsewhere (`on_ray`)."""
+"""Where rankings come from: a model in this process, or replicas elsewhere (see `on_ray`)."""
 
 from __future__ import annotations
 
@@ -15,62 +15,87 @@ from typing import Any, Protocol
 from radical_rerank.backbones import Backbone
 from radical_rerank.errors import OutOfWorldWarning, RadicalError
 from radical_rerank.pruning import Profile, RaDiCal, build
-from radical_rerank.reranking import Ranking, Reranker
+from radical_rerank.reranking import Ranking, Reranker, VisionCache
 from radical_rerank.reranking.calibration import generated_list
-from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, VisionCache
-from radical_rerank.service.errors import ServiceError, too_late
+from radical_rerank.reranking.encoding import VISION_CACHE_BYTES
+from radical_rerank.service.errors import ServiceError, disconnected, too_late
 from radical_rerank.service.settings import Settings
 from radical_rerank.service.worker import RankJob, RankWorker, Work
 
-Gone = Callable[[], Awaitable[bool]]
-"""whether the client has gone away"""
+IsDisconnected = Callable[[], Awaitable[bool]]
+"""tells whether the client has closed its connection"""
+MAX_RERANKERS = 64
+"""rerankers to keep: clients choose the budgets, so there is no end to them"""
+DISCONNECT_CHECK = 0.25
+"""seconds between two checks whether the client is still there"""
 
 
 class Backend(Protocol):
-    @property
-    def ready(self) -> bool: ...
+    """What the application needs from whoever ranks."""
 
     @property
-    def inside(self) -> int:
-        """requests running or waiting"""
+    def ready(self) -> bool:
+        """Whether requests are accepted."""
 
-    def start(self) -> None: ...
+    @property
+    def in_flight(self) -> int:
+        """Requests running or waiting."""
+
+    def start(self) -> None:
+        """Load the model; return when it is ready."""
 
     def stop(self) -> None:
-        """Finish what is inside, take nothing new."""
+        """Refuse new requests and finish those in flight."""
 
     async def check(self, work: Work) -> None:
-        """A ServiceError where the model cannot take this query or one of these images. Needs no place."""
+        """Raise a ServiceError if the model cannot take this query or these images. Takes no place."""
 
     def admitted(self, heavy: bool) -> AbstractContextManager[None]:
-        """A place for one request, or a ServiceError at once."""
+        """Hold a place for one request, or raise a ServiceError immediately."""
 
-    async def rank(self, work: Work, gone: Gone) -> Ranking:
-        """The ranking, or a ServiceError."""
+    async def rank(self, work: Work, is_disconnected: IsDisconnected) -> Ranking:
+        """Rank a list, or raise a ServiceError."""
 
     async def profile(self) -> dict[str, Any] | None:
-        """H_norm, α and the chosen layers of the model, for the page."""
+        """Return H_norm, α and the chosen layers of the model, for the web page."""
 
 
 class Rerankers:
-    """One model, one vision cache, a reranker per method and budget."""
+    """One model and one vision cache, with a reranker per method and budget.
+
+    Args:
+        backbone: the model
+
+    Example:
+        >>> rerankers = Rerankers(Backbone.from_pretrained())
+        >>> rerankers("radical", 0.2) is rerankers("radical", 0.2)
+        True
+    """
 
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
         self._cache = VisionCache(VISION_CACHE_BYTES)
-        self._made: dict[tuple[str, float], Reranker] = {}
+        self._rerankers: dict[tuple[str, float], Reranker] = {}
 
     def __call__(self, method: str, keep: float) -> Reranker:
+        """Return the reranker of this method and budget."""
         key = (method, max(0.001, round(keep, 3)))
-        if key not in self._made:
-            if len(self._made) > 64:  # budgets are the client's choice: do not collect them for ever
-                self._made.clear()
-            self._made[key] = Reranker(self.backbone, build(method, keep=key[1]), vision_cache=self._cache)
-        return self._made[key]
+        if key not in self._rerankers:
+            if len(self._rerankers) > MAX_RERANKERS:
+                self._rerankers.clear()
+            pruner = build(method, keep=key[1])
+            self._rerankers[key] = Reranker(self.backbone, pruner, vision_cache=self._cache)
+        return self._rerankers[key]
 
 
 class Local:
-    """The model in this process, with one thread that owns it."""
+    """A backend with the model in this process, owned by one thread.
+
+    Args:
+        settings: model, method, queue and limits
+        load: returns the model; by default the one of the settings is loaded
+        observe: called with the name and value of each metric
+    """
 
     def __init__(
         self,
@@ -79,68 +104,75 @@ class Local:
         load: Callable[[], Backbone] | None = None,
         observe: Callable[[str, float], None] = lambda name, value: None,
     ) -> None:
-        self.settings, self._load, self._observe = settings, load or self._from_settings, observe
+        self.settings, self._load, self._observe = settings, load or self._load_model, observe
         self.worker: RankWorker | None = None
         self._checking = Lock()
 
-    def _from_settings(self) -> Backbone:
+    def _load_model(self) -> Backbone:
         own = self.settings
         return Backbone.from_pretrained(own.model, device=own.device, dtype=own.dtype)
 
     def start(self) -> None:
-        # The reranker's notes are for whoever calls it; Python would remember each client's for ever.
+        """Load the model in its thread and warm it up; return when it is ready."""
+        # Python would remember each client's warning for ever.
         warnings.simplefilter("ignore", OutOfWorldWarning)
-
-        def prepare() -> float:
-            backbone = self._load()
-            self.rerankers = Rerankers(backbone)
-            # Tokenizers are not for two threads at once: checks have their own.
-            own = replace(backbone, tokenizer=copy.deepcopy(backbone.tokenizer))
-            self._checks = Reranker(own, "dense", max_query_tokens=self.settings.max_query_tokens)
-            return warm_up(self.rerankers(self.settings.method, self.settings.keep))
-
         worker = RankWorker(
             lambda method, keep: self.rerankers(method, keep),
             places=self.settings.queue,
             patience=self.settings.patience,
             max_batch=self.settings.max_batch,
-            prepare=prepare,
+            prepare=self._prepare,
             observe=self._observe,
         )
         worker.start()
         self.worker = worker
 
+    def _prepare(self) -> float:
+        backbone = self._load()
+        self.rerankers = Rerankers(backbone)
+        # A tokenizer cannot be used by two threads at once: checks get their own.
+        own = replace(backbone, tokenizer=copy.deepcopy(backbone.tokenizer))
+        self._checks = Reranker(own, "dense", max_query_tokens=self.settings.max_query_tokens)
+        return warm_up(self.rerankers(self.settings.method, self.settings.keep))
+
     def stop(self) -> None:
+        """Refuse new requests and finish those in flight."""
         if self.worker is not None:
             self.worker.stop(self.settings.deadline)
 
     @property
     def ready(self) -> bool:
+        """Whether requests are accepted."""
         return self.worker is not None and self.worker.alive
 
     @property
-    def inside(self) -> int:
-        return 0 if self.worker is None else self.worker.inside
+    def in_flight(self) -> int:
+        """Requests running or waiting."""
+        return 0 if self.worker is None else self.worker.in_flight
 
     async def check(self, work: Work) -> None:
+        """Raise a ServiceError if the model cannot take this query or these images."""
         await asyncio.to_thread(self._check, work)
 
     def _check(self, work: Work) -> None:
+        checks = self._checks
         try:
             with self._checking:
-                self._checks.check_query(work.query.text)
-                if work.query.reference is not None:
-                    self._checks.check_image(work.query.reference, "the reference")
+                checks.check_query(work.query.text)
+                if work.reference is not None:
+                    checks.encoder.check(work.reference, "the reference")
                 for number, image in enumerate(work.images):
-                    self._checks.check_image(image, f"document {number}")
+                    checks.encoder.check(image, f"document {number}")
         except RadicalError as error:
             raise ServiceError(422, "cannot_rank", str(error)) from None
 
     def admitted(self, heavy: bool) -> AbstractContextManager[None]:
+        """Hold a place for one request, or raise a ServiceError immediately."""
         assert self.worker is not None
         return self.worker.admitted(heavy)
 
-    async def rank(self, work: Work, gone: Gone) -> Ranking:
+    async def rank(self, work: Work, is_disconnected: IsDisconnected) -> Ranking:
+        """Rank a list, or raise a ServiceError."""
         assert self.worker is not None
         loop = asyncio.get_running_loop()
         job = RankJob(work, loop, loop.create_future())
@@ -151,19 +183,20 @@ class Local:
                 if left <= 0:
                     job.future.cancel()
                     raise too_late()
-                done, _ = await asyncio.wait([job.future], timeout=min(left, 0.25))
+                done, _ = await asyncio.wait([job.future], timeout=min(left, DISCONNECT_CHECK))
                 if done:
                     return job.future.result()
-                if await gone():
+                if await is_disconnected():
                     job.future.cancel()
-                    raise ServiceError(499, "gone", "the client has gone")
+                    raise disconnected()
         finally:
             self.worker.forget(job)
 
     async def profile(self) -> dict[str, Any] | None:
+        """Return H_norm, α and the chosen layers of the model; None if its trust profile is not known."""
         backbone = self.rerankers.backbone
         known = self.rerankers("radical", self.settings.keep).profile
-        profile = known or Profile.find(backbone.identity)  # not measured here: the model is the worker's
+        profile = known or Profile.find(backbone.identity)  # do not measure: another thread owns the model
         if profile is None:
             return None
         chosen = RaDiCal(keep=self.settings.keep, profile=profile).stages(backbone.shape.num_layers)
@@ -176,7 +209,11 @@ class Local:
 
 
 def warm_up(reranker: Reranker) -> float:
-    """Rank a generated list twice: finds or measures the trust profile, and tells the seconds per list."""
+    """Rank a generated list twice, which also loads or measures the trust profile.
+
+    Returns:
+        The seconds of the second ranking.
+    """
     query, images = generated_list(0, split="train")
     seconds = 0.0
     for _ in range(2):

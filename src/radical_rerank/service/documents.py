@@ -1,7 +1,6 @@
-"""From a request's bytes to its fields and pictures, or a refusal that names the culprit.
+"""From the bytes of a request to its fields and images, or an error that names the bad document.
 
-This runs in a process that may be killed (`reader`): what is imported here is imported there, so neither
-torch nor the web framework.
+This code runs in the reader processes (`reader`), so it imports neither torch nor the web framework.
 """
 
 from __future__ import annotations
@@ -19,19 +18,21 @@ from radical_rerank.reranking.encoding import base64_bytes, open_image
 from radical_rerank.service.errors import ServiceError
 from radical_rerank.service.schema import ContentDocument, ImageDocument, RequestDocument, RerankRequest
 
-# What image libraries here may be asked to open: no SVG, no PDF, no PostScript, no TIFF.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-SCANS = 16
-"""how often a JPEG of the largest size may go over its pixels; smaller ones may do so more often"""
-VALUES = 100_000
-"""JSON values in a request; one of 200 documents has about a thousand"""
+"""the image formats to accept: not SVG, PDF, PostScript or TIFF"""
+MAX_SCANS = 16
+"""scans of a progressive JPEG of the largest size; smaller images may have more"""
+MAX_VALUES = 100_000
+"""JSON values in a request; a request of 200 documents has about a thousand"""
+MIN_BASE64 = 64
+"""characters of the shortest string that is taken for base64: no image is smaller"""
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """methods: those that a request may name"""
+    """The limits of one request. methods: the names that it may use"""
 
     methods: tuple[str, ...]
     max_documents: int
@@ -40,11 +41,12 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request without its pictures.
+class ParsedRequest:
+    """A request without its images.
 
-    sources: per picture, the reference first if there is one, its URL, or None where it was in the request
-    shown: the documents as the client sent them, where the answer is to repeat them
+    composed: whether there is a reference image
+    sources: per image, the reference first if there is one: its URL, or None if it was in the request
+    shown: the documents as the client sent them, if the response repeats them
     """
 
     query: str
@@ -60,47 +62,58 @@ class Asked:
 
     @property
     def names(self) -> list[str]:
+        """The names of the images in error messages, in the order of `sources`."""
         documents = [f"document {number}" for number in range(len(self.sources) - self.composed)]
         return ["the reference", *documents] if self.composed else documents
 
 
 def parse(data: bytes | bytearray, limits: Limits) -> RerankRequest:
-    """The request that these bytes are, checked from the outside in: counts first, then elements."""
-    if sum(data.count(mark) for mark in (b",", b"[", b"{", b":")) > VALUES:
-        raise ServiceError(422, "invalid_request", f"the request has more than {VALUES} values")
+    """Parse and validate a request, or raise a ServiceError. Counts are checked before elements."""
+    if sum(data.count(mark) for mark in (b",", b"[", b"{", b":")) > MAX_VALUES:
+        raise _invalid(f"the request has more than {MAX_VALUES} JSON values")
     try:
         fields = pydantic_core.from_json(data)
     except ValueError as error:
-        raise ServiceError(422, "invalid_request", f"the request is not JSON: {error}") from None
+        raise _invalid(f"the request is not JSON: {error}") from None
     documents = fields.get("documents") if isinstance(fields, dict) else None
     if isinstance(documents, list) and len(documents) > limits.max_documents:
         raise ServiceError(
-            422, "too_many_documents", f"at most {limits.max_documents} documents are ranked at once"
+            422, "too_many_documents", f"a request may have at most {limits.max_documents} documents"
         )
     try:
         body = RerankRequest.model_validate(fields)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise ServiceError(
-            422, "invalid_request", f"{where}: {first['msg']}" if where else first["msg"]
-        ) from None
+        raise _invalid(f"{where}: {first['msg']}" if where else first["msg"]) from None
     if not body.query.strip():
-        raise ServiceError(422, "invalid_request", "query: it is empty")
+        raise _invalid("query: must not be empty")
     if body.method is not None and body.method not in limits.methods:
-        raise ServiceError(
-            422, "unknown_method", f"there is no such method; there are {', '.join(limits.methods)}"
-        )
+        choices = ", ".join(limits.methods)
+        raise ServiceError(422, "unknown_method", f"unknown method; choose from: {choices}")
     return body
 
 
-Named = tuple[str, Image.Image]
+def _invalid(message: str) -> ServiceError:
+    return ServiceError(422, "invalid_request", message)
 
 
-def asked_of(body: RerankRequest, pictures: Pictures) -> tuple[Asked, list[Named]]:
-    """The request without its pictures, and those that were in it, opened, with their names."""
+NamedImage = tuple[str, Image.Image]
+"""an image that is opened but not decoded, with its name for error messages"""
+
+
+def open_request(body: RerankRequest, opener: ImageOpener) -> tuple[ParsedRequest, list[NamedImage]]:
+    """Open the images of a request.
+
+    Args:
+        body: the request
+        opener: checks each image
+
+    Returns:
+        The request without its images, and those of them that are not URLs.
+    """
     documents = ([] if body.reference is None else [body.reference]) + body.documents
-    asked = Asked(
+    parsed = ParsedRequest(
         query=body.query,
         composed=body.reference is not None,
         sources=[None] * len(documents),
@@ -112,56 +125,62 @@ def asked_of(body: RerankRequest, pictures: Pictures) -> tuple[Asked, list[Named
         return_survivors=body.return_survivors,
         shown=[_shown(document) for document in body.documents] if body.return_documents else None,
     )
-    found: list[Named] = []
-    for number, (document, name) in enumerate(zip(documents, asked.names, strict=True)):
+    images: list[NamedImage] = []
+    for number, (document, name) in enumerate(zip(documents, parsed.names, strict=True)):
         source = _source_of(document).strip()
         if _URL.match(source):
-            asked.sources[number] = source
+            parsed.sources[number] = source
         else:
-            found.append((name, pictures.open(_bytes(source, name), name)))
-    return asked, found
+            images.append((name, opener.open(_bytes_of(source, name), name)))
+    return parsed, images
 
 
-class Pictures:
-    """Opens pictures within the limits of one request. Nothing is decompressed before it is measured.
+class ImageOpener:
+    """Opens the images of one request and checks their sizes before anything is decompressed.
 
-    pixels: of all that were opened
-    work: the same, each as often as decoding goes over them
+    Args:
+        limits: the limits of the request
+        pixels: of images of the same request that were opened before
+
+    `pixels` then counts all images. `work` counts the pixels that decoding goes over, once per scan.
     """
 
     def __init__(self, limits: Limits, pixels: int = 0) -> None:
         self.limits, self.pixels, self.work = limits, pixels, 0
 
     def open(self, data: bytes, name: str) -> Image.Image:
-        if not data:
-            raise ServiceError(422, "bad_image", f"{name} is empty")
-        most = self.limits.max_pixels
-        try:
-            image = open_image(data, name=name, max_pixels=2**62, formats=FORMATS)
-        except Image.DecompressionBombError:
-            raise ServiceError(422, "too_many_pixels", f"{name} has too many pixels") from None
-        except InputError as error:
-            raise ServiceError(422, "bad_image", str(error)) from None
-        except Exception:  # any parser may fail in any way on hostile bytes
-            raise ServiceError(422, "bad_image", f"{name} cannot be read as an image") from None
+        """Open an image file without decoding its pixels, or raise a ServiceError that names it."""
+        image = self._open(data, name)
+        limit = self.limits.max_pixels
         pixels = image.width * image.height
-        if pixels > most:
-            raise ServiceError(
-                422, "too_many_pixels", f"{name} has {pixels} pixels, more than the limit of {most}"
-            )
+        if pixels > limit:
+            raise _too_many_pixels(f"{name} has {pixels} pixels, more than the limit of {limit}")
         # Each scan of a progressive JPEG goes over all pixels, and may take no more than 50 bytes.
         scans = data.count(b"\xff\xda") if image.format in ("JPEG", "MPO") else 1
-        if pixels * scans > SCANS * most:
+        if pixels * scans > MAX_SCANS * limit:
             raise ServiceError(422, "bad_image", f"{name} has {scans} scans, too many for its size")
         self.pixels += pixels
         self.work += pixels * scans
-        if self.pixels > self.limits.max_total_pixels:
-            raise ServiceError(
-                422,
-                "too_many_pixels",
-                f"the images have more than {self.limits.max_total_pixels} pixels together",
-            )
+        total = self.limits.max_total_pixels
+        if self.pixels > total:
+            raise _too_many_pixels(f"the images together have more than {total} pixels")
         return image
+
+    def _open(self, data: bytes, name: str) -> Image.Image:
+        if not data:
+            raise ServiceError(422, "bad_image", f"{name} is empty")
+        try:
+            return open_image(data, name=name, max_pixels=2**62, formats=FORMATS)
+        except Image.DecompressionBombError:
+            raise _too_many_pixels(f"{name} has too many pixels") from None
+        except InputError as error:
+            raise ServiceError(422, "bad_image", str(error)) from None
+        except Exception:  # a parser may raise anything on hostile bytes
+            raise ServiceError(422, "bad_image", f"{name} cannot be read as an image") from None
+
+
+def _too_many_pixels(message: str) -> ServiceError:
+    return ServiceError(422, "too_many_pixels", message)
 
 
 def _source_of(document: RequestDocument) -> str:
@@ -176,20 +195,22 @@ def _shown(document: RequestDocument) -> dict[str, Any]:
     return {"image": document} if isinstance(document, str) else document.model_dump()
 
 
-def _bytes(source: str, name: str) -> bytes:
+def _bytes_of(source: str, name: str) -> bytes:
     if source[:5].lower() == "data:":
         head, comma, body = source.partition(",")
         if not comma or not head.lower().endswith(";base64"):
-            raise ServiceError(422, "bad_document", f"{name}: a data URI must be base64")
-    elif len(source) < 64 or not _BASE64.fullmatch(source):
-        raise ServiceError(
-            422,
-            "bad_document",
-            f"{name} is neither a data URI nor base64 nor an allowed URL; text and paths are not ranked",
+            raise _bad_document(f"{name}: a data URI must be base64")
+    elif len(source) < MIN_BASE64 or not _BASE64.fullmatch(source):
+        raise _bad_document(
+            f"{name} is not a data URI, base64 or an allowed URL; text and file paths are not supported"
         )
     else:
         body = source
     try:
         return base64_bytes(body)
     except ValueError:
-        raise ServiceError(422, "bad_document", f"{name} is not valid base64") from None
+        raise _bad_document(f"{name} is not valid base64") from None
+
+
+def _bad_document(message: str) -> ServiceError:
+    return ServiceError(422, "bad_document", message)

@@ -1,4 +1,4 @@
-"""What stands around the application: trusted hosts, security headers on every answer, errors as JSON."""
+"""The outermost middleware: trusted hosts, security headers on every response, errors as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADERS = {
         "default-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'; base-uri 'none'"
     ),
 }
-# The generated pages of /docs load their scripts from a content network and start them inline.
+# The generated pages of /docs load scripts from a CDN and start them inline.
 DOCS_POLICY = (
     "default-src 'self'; img-src 'self' data: https://fastapi.tiangolo.com; "
     "script-src 'self' 'unsafe-inline' https://cdn.jsdelivr.net; "
@@ -30,17 +30,26 @@ DOCS_POLICY = (
 def error_response(
     status: int, code: str, message: str, headers: dict[str, str] | None = None
 ) -> JSONResponse:
-    """Our own form, and `detail` for clients of other services that look for it."""
+    """Return an error as JSON.
+
+    The message is given twice: in our own form, and as `detail`, where clients of other services look for it.
+    """
     return JSONResponse({"error": {"code": code, "message": message}, "detail": message}, status, headers)
 
 
 class Guard:
-    """The outermost middleware: nothing leaves without its headers, an unexpected error included."""
+    """Middleware that adds security headers to every response, including those to unexpected errors.
+
+    Args:
+        app: the application
+        trusted_hosts: host names to accept in the Host header, such as `*.example.com`; empty for any
+    """
 
     def __init__(self, app: ASGIApp, trusted_hosts: Sequence[str]) -> None:
         self.app, self.hosts = app, [host.lower() for host in trusted_hosts]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -48,29 +57,28 @@ class Guard:
         added = [(k.lower().encode(), v.encode()) for k, v in {**HEADERS, **policy}.items()]
         started = False
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
-        if not self._trusted(Headers(scope=scope).get("host", "")):
-            refusal = error_response(400, "untrusted_host", "this service does not answer to that host name")
-            await refusal(scope, receive, guarded)
+        if not self._is_trusted(Headers(scope=scope).get("host", "")):
+            refusal = error_response(400, "untrusted_host", "the host name of the request is not trusted")
+            await refusal(scope, receive, send_with_headers)
             return
         try:
-            await self.app(scope, receive, guarded)
+            await self.app(scope, receive, send_with_headers)
         except Exception:
-            log.exception("an unexpected error")
+            log.exception("unexpected error")
             if started:
                 raise
-            await error_response(500, "internal", "something went wrong here; it was logged")(
-                scope, receive, guarded
-            )
+            failure = error_response(500, "internal", "internal error; the server's log has the details")
+            await failure(scope, receive, send_with_headers)
 
-    def _trusted(self, host: str) -> bool:
-        """Whether a Host header, with or without a port, is on the list; `*.example.com` is all below it."""
+    def _is_trusted(self, host: str) -> bool:
+        """Check a Host header, with or without a port. `*.example.com` trusts every name below it."""
         if not self.hosts:
             return True
         name = host.lower()

@@ -1,6 +1,6 @@
-"""What requests hold before they are ranked: memory, and places while they wait for bytes from outside.
+"""What requests hold before they are ranked: memory, and a place while their bytes arrive.
 
-Both are bounded over all requests together, and so that no client can take all of it: see `Memory`, `Intake`.
+Both have a limit over all requests together, and no client can take all of it: see `Memory` and `Intake`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -19,92 +20,129 @@ from radical_rerank.service.errors import ServiceError, overloaded
 
 T = TypeVar("T")
 
-SMALL = 32
-"""a request that holds at most one in so many bytes of the memory is small"""
+BYTES_PER_PIXEL = 4
+"""of a decoded image, as Pillow stores it"""
+SMALL_SHARE = 32
+"""a request that holds at most 1/32 of the memory is small"""
+LARGE_LIMIT = Fraction(3, 4)
+"""the part of the memory that large requests may fill"""
 
 
 class Memory:
-    """The bytes that requests hold: bodies, fetched files, decoded pictures.
+    """The bytes that requests hold: bodies, fetched files, decoded images.
 
-    The last quarter is for small requests: however many large ones come, a small one finds room.
+    The last quarter is reserved for small requests, so that large ones cannot keep them out.
+
+    Args:
+        limit: bytes that all requests together may hold
+
+    Example:
+        >>> memory = Memory(3200)
+        >>> with memory.reservation() as reservation:
+        ...     reservation.grow(100)
+        ...     memory.used
+        100
+        >>> memory.used
+        0
     """
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
+        self._large_limit = int(limit * LARGE_LIMIT)
         self._lock = Lock()
 
     @contextmanager
-    def held(self) -> Iterator[Held]:
-        held = Held(self)
+    def reservation(self) -> Iterator[Reservation]:
+        """Open an empty reservation for one request; it is released at the end of the block."""
+        reservation = Reservation(self)
         try:
-            yield held
+            yield reservation
         finally:
-            held.release()
+            reservation.release()
 
-    def take(self, held: Held, count: int) -> bool:
+    def is_small(self, size: int) -> bool:
+        """Check whether a request that holds this many bytes is small."""
+        return size <= self.limit // SMALL_SHARE
+
+    def take(self, reservation: Reservation, count: int) -> bool:
+        """Add bytes (negative: give some back) to a reservation. Returns whether there was room."""
         with self._lock:
-            size = held.bytes + count
-            limit = self.limit if size <= self.limit // SMALL else self.limit * 3 // 4
-            if held.released or (count > 0 and self.used + count > limit):
+            size = reservation.bytes + count
+            limit = self.limit if self.is_small(size) else self._large_limit
+            if reservation.released or (count > 0 and self.used + count > limit):
                 return False
-            held.bytes, self.used = size, self.used + count
+            reservation.bytes, self.used = size, self.used + count
             return True
 
-    def give_back(self, held: Held) -> None:
+    def give_back(self, reservation: Reservation) -> None:
+        """Release a reservation. It cannot grow again."""
         with self._lock:
-            self.used -= held.bytes
-            held.bytes, held.released = 0, True
+            self.used -= reservation.bytes
+            reservation.bytes, reservation.released = 0, True
 
 
 @dataclass(eq=False)
-class Held:
-    """What one request holds."""
+class Reservation:
+    """The memory of one request.
+
+    bytes: how much it holds now
+    released: set once the request has ended or was evicted
+    """
 
     memory: Memory
     bytes: int = 0
     released: bool = False
 
     def grow(self, count: int) -> None:
-        """Hold so many bytes more (fewer, if negative), or raise a ServiceError."""
+        """Hold this many bytes more (negative: fewer), or raise a ServiceError if there is no room."""
         if not self.memory.take(self, count):
-            raise overloaded("other requests fill the memory that is set aside for them")
+            raise overloaded("the memory limit for requests is reached")
 
     @property
     def small(self) -> bool:
-        return self.bytes <= self.memory.limit // SMALL
+        """Whether the request counts as small."""
+        return self.memory.is_small(self.bytes)
 
     def release(self) -> None:
+        """Give all bytes back."""
         self.memory.give_back(self)
 
 
-@dataclass(eq=False)
-class _Waiting:
-    client: str
-    held: Held
-    number: int
-    task: asyncio.Task[Any] = field(init=False)
-    displaced: bool = False
+class RateLimit:
+    """A limit on bytes per second, shared by all requests.
 
-
-class Pace:
-    """So many bytes a second, for all together: whoever is ahead of it waits."""
+    Args:
+        rate: bytes per second
+    """
 
     def __init__(self, rate: float) -> None:
         self.rate, self._due = rate, 0.0
 
-    async def keep(self, count: int) -> None:
+    async def wait(self, count: int) -> None:
+        """Count this many bytes, and sleep if they came faster than the rate."""
         now = time.monotonic()
         self._due = max(now, self._due) + count / self.rate
         if self._due > now + 0.01:
             await asyncio.sleep(self._due - now)
 
 
-class Intake:
-    """Requests that wait for bytes from outside: their body's, or a host's that was named in it.
+@dataclass(eq=False)
+class _Waiting:
+    client: str
+    reservation: Reservation
+    number: int
+    task: asyncio.Future[Any] = field(init=False)
+    evicted: bool = False
 
-    Such a wait costs little but a place, and how long it lasts is the other side's choice. So a newcomer is
-    never refused: where the places are full, the one that has waited longest makes way, of the client that
-    has the most of them.
+
+class Intake:
+    """Requests that wait for bytes: of their own body, or of a URL in it.
+
+    Waiting costs only a place, but the other side decides how long it lasts. So a new request is never
+    refused. If all places are taken, one request is evicted: the oldest of the client that has the most.
+
+    Args:
+        places: requests that may wait at the same time
     """
 
     def __init__(self, places: int) -> None:
@@ -113,43 +151,60 @@ class Intake:
         self._numbers = itertools.count()
 
     async def wait(
-        self, client: str, held: Held, work: Coroutine[Any, Any, T], seconds: float, late: ServiceError
+        self,
+        client: str,
+        reservation: Reservation,
+        work: Coroutine[Any, Any, T],
+        seconds: float,
+        late: ServiceError,
     ) -> T:
-        """The result of `work`; the error `late` after so many seconds, or one of its own where another
-        needed the place."""
+        """Run `work`, which waits for bytes.
+
+        Args:
+            client: who sent the request
+            reservation: the memory of the request
+            work: a coroutine
+            seconds: the time limit
+            late: the error to raise after it
+
+        Returns:
+            The result of `work`.
+        """
         if len(self._waiting) >= self.places:
-            self._displace(self._waiting)
-        mine = _Waiting(client, held, next(self._numbers))
-        mine.task = asyncio.ensure_future(work)
+            self._evict(self._waiting)
+        mine = _Waiting(client, reservation, next(self._numbers))
+        task: asyncio.Task[T] = asyncio.ensure_future(work)
+        mine.task = task
         self._waiting.append(mine)
         try:
-            done, _ = await asyncio.wait([mine.task], timeout=max(0.0, seconds))
-            if mine.displaced:
-                raise overloaded("the request's bytes came too slowly, and others were waiting")
+            done, _ = await asyncio.wait([task], timeout=max(0.0, seconds))
+            if mine.evicted:
+                raise overloaded("the request arrived too slowly and made room for others")
             if not done:
                 raise late
-            return mine.task.result()
+            return task.result()
         finally:
-            mine.task.cancel()
+            task.cancel()
             if mine in self._waiting:
                 self._waiting.remove(mine)
 
-    def grow(self, held: Held, count: int) -> None:
-        """`held.grow`; where a small request finds no room, those that wait with bytes in hand make way."""
+    def grow(self, reservation: Reservation, count: int) -> None:
+        """Grow a reservation. If a small request finds no room, evict requests that hold bytes and wait."""
         while True:
             try:
-                held.grow(count)
+                reservation.grow(count)
                 return
             except ServiceError:
-                others = [one for one in self._waiting if one.held is not held and one.held.bytes]
-                if held.released or not held.small or not others:
+                others = [one for one in self._waiting if one.reservation.bytes]
+                others = [one for one in others if one.reservation is not reservation]
+                if reservation.released or not reservation.small or not others:
                     raise
-                self._displace(others)
+                self._evict(others)
 
-    def _displace(self, among: list[_Waiting]) -> None:
+    def _evict(self, among: list[_Waiting]) -> None:
         places = Counter(one.client for one in among)
-        loser = min(among, key=lambda one: (-places[one.client], one.number))
-        loser.displaced = True
-        loser.held.release()
-        loser.task.cancel()
-        self._waiting.remove(loser)
+        evicted = min(among, key=lambda one: (-places[one.client], one.number))
+        evicted.evicted = True
+        evicted.reservation.release()
+        evicted.task.cancel()
+        self._waiting.remove(evicted)

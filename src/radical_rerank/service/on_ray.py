@@ -1,11 +1,14 @@
-"""The same application on Ray Serve: one front that takes requests, replicas that own models.
+"""The service on Ray Serve: one front that takes requests, and replicas that own models.
 
-The front forwards a request to a replica and, should that die, to another; the model never sees HTTP.
+The front forwards each request to a replica, and to another one if that replica dies. It needs the extras
+`serve` and `ray`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,88 +17,120 @@ from typing import Any
 
 from radical_rerank.errors import InputError
 from radical_rerank.reranking import Ranking
+from radical_rerank.service import (
+    DEFAULT_DOWNSCALE_DELAY,
+    DEFAULT_HOST,
+    DEFAULT_PORT,
+    DEFAULT_UPSCALE_DELAY,
+    missing_extra,
+)
 from radical_rerank.service.app import create_app
-from radical_rerank.service.backend import Gone, Local
-from radical_rerank.service.errors import ServiceError, overloaded, too_late
+from radical_rerank.service.backend import IsDisconnected, Local
+from radical_rerank.service.errors import ServiceError, overloaded, ranking_failed, too_late
 from radical_rerank.service.settings import Settings
 from radical_rerank.service.worker import Work
 
-APP = "radical"
-TRIES = 3
-BUSY = 0.7
-"""requests inside per replica, on average, beyond which another replica is added"""
+APP_NAME = "radical"
+MAX_ATTEMPTS = 3
+"""replicas that are tried for one request"""
+TARGET_LOAD = 0.7
+"""requests in flight per replica, on average, above which another replica is added"""
 
 
 class Ranker:
-    """A replica: one model and its line. Refusals come back as values, so that they survive the way."""
+    """A replica: one model and its queue.
+
+    Args:
+        settings: model, queue and limits
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._local = Local(settings)
         self._local.start()
 
     async def rank(self, work: Work, seconds: float) -> Ranking | tuple[int, str, str, dict[str, str]]:
-        """seconds: what is left until the deadline, since clocks differ between machines"""
+        """Rank a list.
 
-        async def never() -> bool:
+        Args:
+            work: the list; its deadline is ignored, since clocks differ between machines
+            seconds: the time left until the deadline
+
+        Returns:
+            The ranking, or the arguments of a ServiceError: Ray would wrap a raised one.
+        """
+
+        async def connected() -> bool:
             return False
 
         here = replace(work, deadline=time.monotonic() + seconds)
         try:
             await self._local.check(here)
             with self._local.admitted(here.heavy):
-                ranking = await self._local.rank(here, never)
+                ranking = await self._local.rank(here, is_disconnected=connected)
         except ServiceError as error:
             return error.status, error.code, error.message, error.headers
-        # The documents stay with the front.
+        # The front has the documents: do not send them back.
         return replace(ranking, results=tuple(replace(result, document=None) for result in ranking))
 
     async def profile(self) -> dict[str, Any] | None:
+        """Return the model's trust profile, as `Local.profile` does."""
         return await self._local.profile()
 
     def check_health(self) -> None:
+        """Raise an error if the replica cannot rank any more. Ray calls it every two seconds."""
         if not self._local.ready:
             raise RuntimeError("the thread that owns the model has ended")
 
 
 class Remote:
-    """The backend of the front."""
+    """The front's backend: it forwards requests to the replicas.
+
+    Args:
+        places: requests in flight; the next one is refused
+    """
 
     def __init__(self, places: int) -> None:
-        self.places, self.inside, self.ready = places, 0, False
+        self.places, self.in_flight, self.ready = places, 0, False
 
     def start(self) -> None:
+        """Connect to the replicas."""
         from ray import serve
 
-        self._ranker = serve.get_deployment_handle("Ranker", app_name=APP)
+        self._ranker = serve.get_deployment_handle("Ranker", app_name=APP_NAME)
         self.ready = True
 
     def stop(self) -> None:
+        """Refuse new requests."""
         self.ready = False
 
     async def check(self, work: Work) -> None:
-        """The replica does: it has the model."""
+        """Do nothing: the replica has the model, and checks."""
 
     @contextmanager
     def admitted(self, heavy: bool) -> Iterator[None]:
-        if self.inside >= self.places:
+        """Hold a place for one request, or raise a ServiceError immediately."""
+        if self.in_flight >= self.places:
             raise overloaded()
-        self.inside += 1
+        self.in_flight += 1
         try:
             yield
         finally:
-            self.inside -= 1
+            self.in_flight -= 1
 
-    async def rank(self, work: Work, gone: Gone) -> Ranking:
+    async def rank(self, work: Work, is_disconnected: IsDisconnected) -> Ranking:
+        """Rank a list on a replica, or raise a ServiceError."""
         from ray.exceptions import RayActorError, RayTaskError
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-        for attempt in range(TRIES):
+        for attempt in range(MAX_ATTEMPTS):
             left = work.deadline - time.monotonic()
-            if left <= 0 or await gone():
+            if left <= 0 or await is_disconnected():
                 raise too_late()
             try:
-                answer = await asyncio.wait_for(self._ranker.rank.remote(work, left), timeout=left)
-            except (RayActorError, DeploymentUnavailableError):  # the replica has died: another may live
+                answer: Ranking | tuple[int, str, str, dict[str, str]] = await asyncio.wait_for(
+                    self._ranker.rank.remote(work, left), timeout=left
+                )
+            except (RayActorError, DeploymentUnavailableError):  # the replica died: try another one
                 await asyncio.sleep(0.1 * 2**attempt)
                 continue
             except asyncio.TimeoutError:
@@ -103,98 +138,120 @@ class Remote:
             except BackPressureError:
                 raise overloaded() from None
             except RayTaskError:
-                raise ServiceError(500, "internal", "the ranking failed") from None
+                raise ranking_failed() from None
             if isinstance(answer, tuple):
                 raise ServiceError(*answer)
             return answer
-        raise ServiceError(503, "replica_lost", "the replica that ranked has died", {"Retry-After": "1"})
+        raise ServiceError(503, "replica_lost", "the replica died during the ranking", {"Retry-After": "1"})
 
     async def profile(self) -> dict[str, Any] | None:
-        return await self._ranker.profile.remote()
+        """Return the trust profile of a replica's model."""
+        profile: dict[str, Any] | None = await self._ranker.profile.remote()
+        return profile
+
+
+class Front:
+    """The deployment that holds the application. ranker: passed so that it is deployed with the front"""
+
+    def __init__(self, ranker: Any) -> None:
+        pass
 
 
 def deploy(
     settings: Settings,
     address: str = "local",
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
+    host: str = DEFAULT_HOST,
+    port: int = DEFAULT_PORT,
     replicas: int = 1,
     max_replicas: int | None = None,
-    upscale_delay: float = 10.0,
-    downscale_delay: float = 300.0,
+    upscale_delay: float = DEFAULT_UPSCALE_DELAY,
+    downscale_delay: float = DEFAULT_DOWNSCALE_DELAY,
     gpus: float | None = None,
 ) -> None:
-    """Start the application on a Ray cluster and return when it is ready.
+    """Start the service on a Ray cluster; return when it is ready.
 
-    address: "local" starts a cluster here, "auto" or an address joins one
-    max_replicas: replicas are added under load, from `replicas` up to so many
-    upscale_delay, downscale_delay: seconds that load must last, or be gone, before one is added or taken
-    gpus: per replica, by default one where the cluster has any
+    Args:
+        settings: model, method, keys and limits
+        address: "local" starts a cluster here, "auto" or an address joins one
+        host, port: where the front listens
+        replicas: models to start with
+        max_replicas: add replicas under load, up to this number
+        upscale_delay: seconds of load before a replica is added
+        downscale_delay: seconds without load before one is removed
+        gpus: per replica; by default one if the cluster has any
     """
-    try:
-        import ray
-        from ray import serve
-    except ImportError:
-        raise InputError("this needs an extra: pip install 'radical-rerank[ray]'") from None
-    if max_replicas is not None and max_replicas < replicas:
-        raise InputError(f"max_replicas is {max_replicas}, fewer than the {replicas} replicas to start with")
-    if not ray.is_initialized():
-        ray.init(
-            address=None if address == "local" else address, include_dashboard=False, log_to_driver=False
-        )
-    if gpus is None:
-        gpus = 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+    serve = _connect(address, replicas, max_replicas)
     serve.start(http_options={"host": host, "port": port})
-    count: dict[str, Any] = {"num_replicas": replicas}
-    if max_replicas is not None:
-        scaling = {
-            "min_replicas": replicas,
-            "max_replicas": max_replicas,
-            # A replica ranks one list at a time and soon refuses more, so that requests do not pile up: how
-            # much of the time it is busy tells of load.
-            "target_ongoing_requests": BUSY,
-            "upscale_delay_s": upscale_delay,
-            "downscale_delay_s": downscale_delay,
-            "look_back_period_s": max(12.0, upscale_delay),  # replicas tell of their load every 10 s
-        }
-        count = {"autoscaling_config": scaling}
+    if max_replicas is None:
+        scaling: dict[str, Any] = {"num_replicas": replicas}
+    else:
+        scaling = {"autoscaling_config": _scaling(replicas, max_replicas, upscale_delay, downscale_delay)}
     ranker = serve.deployment(
         Ranker,
         name="Ranker",
         max_ongoing_requests=settings.queue,
-        ray_actor_options={"num_cpus": 1, "num_gpus": gpus},
+        ray_actor_options={"num_cpus": 1, "num_gpus": _gpus() if gpus is None else gpus},
         health_check_period_s=2,
-        **count,
+        **scaling,
     ).bind(settings)
     places = settings.queue * (max_replicas or replicas)
 
-    def application() -> Any:  # made where it runs: Ray takes only a plain function for that
+    def application() -> Any:  # created where it runs: Ray accepts only a plain function here
         return create_app(settings, Remote(places))
 
     front = serve.deployment(
-        serve.ingress(application)(Front), name="Front", max_ongoing_requests=places + 16,
+        serve.ingress(application)(Front),
+        name="Front",
+        max_ongoing_requests=places + 16,
         ray_actor_options={"num_cpus": 0.5},
-    ).bind(ranker)  # fmt: skip
-    serve.run(front, name=APP, route_prefix="/")
+    ).bind(ranker)
+    serve.run(front, name=APP_NAME, route_prefix="/")
 
 
-class Front:
-    """Holds the application; it is given the rankers, so that they are deployed with it."""
+def _connect(address: str, replicas: int, max_replicas: int | None) -> Any:
+    """Connect to the cluster and return Ray Serve."""
+    try:
+        import ray
+        from ray import serve
+    except ImportError as error:
+        raise InputError(str(missing_extra(error, "ray"))) from None
+    if max_replicas is not None and max_replicas < replicas:
+        raise InputError(f"max_replicas ({max_replicas}) must be at least replicas ({replicas})")
+    if not ray.is_initialized():
+        ray.init(
+            address=None if address == "local" else address, include_dashboard=False, log_to_driver=False
+        )
+    return serve
 
-    def __init__(self, ranker: Any) -> None:
-        pass
+
+def _gpus() -> float:
+    import ray
+
+    return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+
+
+def _scaling(
+    replicas: int, max_replicas: int, upscale_delay: float, downscale_delay: float
+) -> dict[str, Any]:
+    return {
+        "min_replicas": replicas,
+        "max_replicas": max_replicas,
+        # A replica ranks one list at a time and soon refuses more, so requests do not pile up. The load
+        # shows in the part of the time that it is busy.
+        "target_ongoing_requests": TARGET_LOAD,
+        "upscale_delay_s": upscale_delay,
+        "downscale_delay_s": downscale_delay,
+        "look_back_period_s": max(12.0, upscale_delay),  # replicas report their load every 10 s
+    }
 
 
 def wait() -> None:
-    """Until the process is told to stop; then the replicas finish what they have."""
-    import signal
-    import threading
-
+    """Wait for SIGINT or SIGTERM, then shut down; the replicas finish their requests."""
     from ray import serve
 
     stop = threading.Event()
-    for kind in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(kind, lambda *_: stop.set())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
     stop.wait()
     serve.shutdown()

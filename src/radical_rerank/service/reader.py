@@ -1,8 +1,8 @@
-"""A program that parses requests and decodes pictures for the service, in a process that may be killed.
+"""A program that parses requests and decodes images, in a process that the service can kill.
 
-`readers` starts it as a file, not as a module: the package's own `__init__` would load torch, ten times what
-this needs. It talks through one connection, in JSON and raw pixels: should a picture take this process over,
-there is nothing in what it sends that the service would run.
+`readers` starts it as a file, not as a module: the package's own `__init__` would load torch, which takes ten
+times the memory of everything else here. It sends only JSON and raw pixels through one connection. If a
+hostile image takes over this process, nothing that it sends is executed by the service.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ from types import ModuleType
 from typing import Any
 
 PIECE = struct.Struct("!4I")
-"""left, top, width, height of a piece of a picture; its RGB bytes follow"""
+"""left, top, width, height of a piece of an image; its RGB bytes follow"""
 
 
 def main(socket: int, memory: int) -> None:
+    """Serve tasks until the connection is closed.
+
+    Args:
+        socket: the file descriptor of the connection
+        memory: the limit of this process's address space, in bytes
+    """
     import resource
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the service, which closes the connection
@@ -30,7 +36,7 @@ def main(socket: int, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for package in ("radical_rerank", "radical_rerank.reranking", "radical_rerank.service"):
-        _bare(package)
+        _skip_init(package)
     import radical_rerank.service.documents  # noqa: F401 - now, not while a request waits
 
     connection = Connection(socket)
@@ -40,13 +46,14 @@ def main(socket: int, memory: int) -> None:
             task = json.loads(connection.recv_bytes())
             _serve(connection, task)
         except MemoryError:  # perhaps in the middle of a message: this process cannot go on
-            _refuse(connection, 422, "too_large", "the request takes too much memory to read", last=True)
+            message = "reading the request takes too much memory"
+            _send_error(connection, 422, "too_large", message, last=True)
             return
         except (EOFError, OSError):
             return
 
 
-def _bare(package: str) -> None:
+def _skip_init(package: str) -> None:
     """Let a package's modules be imported without its `__init__`."""
     module = ModuleType(package)
     module.__path__ = [str(Path(__file__).parents[1].joinpath(*package.split(".")[1:]))]
@@ -57,40 +64,40 @@ def _serve(connection: Connection, task: dict[str, Any]) -> None:
     from radical_rerank.service.errors import ServiceError
 
     try:
-        images = _opened(connection, task)
+        images = _open(connection, task)
         if connection.recv_bytes() != b"go":
             return
         for name, image in images:
-            _send(connection, name, image)
+            _send_image(connection, name, image)
         connection.send_bytes(json.dumps({"done": True}).encode())
     except ServiceError as error:
-        _refuse(connection, error.status, error.code, error.message)
+        _send_error(connection, error.status, error.code, error.message)
 
 
-def _refuse(connection: Connection, status: int, code: str, message: str, last: bool = False) -> None:
+def _send_error(connection: Connection, status: int, code: str, message: str, last: bool = False) -> None:
     connection.send_bytes(json.dumps({"error": [status, code, message], "last": last}).encode())
 
 
-def _opened(connection: Connection, task: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Opens the pictures of a task and tells what it will take to decode them."""
-    from radical_rerank.service.documents import Limits, Pictures, asked_of, parse
+def _open(connection: Connection, task: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Open the images of a task, and send what it will take to decode them."""
+    from radical_rerank.service.documents import ImageOpener, Limits, open_request, parse
 
     limits = Limits(**{**task["limits"], "methods": tuple(task["limits"]["methods"])})
-    pictures = Pictures(limits, task["pixels"])
+    opener = ImageOpener(limits, task["pixels"])
     if task["kind"] == "request":
-        asked, images = asked_of(parse(connection.recv_bytes(), limits), pictures)
-        fields = asdict(asked)
+        request, images = open_request(parse(connection.recv_bytes(), limits), opener)
+        fields = asdict(request)
     else:
         data = [connection.recv_bytes() for _ in task["names"]]
-        images = [(name, pictures.open(one, name)) for name, one in zip(task["names"], data, strict=True)]
+        images = [(name, opener.open(one, name)) for name, one in zip(task["names"], data, strict=True)]
         fields = None
-    told = {"asked": fields, "pixels": pictures.pixels - task["pixels"], "work": pictures.work}
-    connection.send_bytes(json.dumps(told).encode())
+    summary = {"request": fields, "pixels": opener.pixels - task["pixels"], "work": opener.work}
+    connection.send_bytes(json.dumps(summary).encode())
     return images
 
 
-def _send(connection: Connection, name: str, image: Any) -> None:
-    """Decodes and sends one picture, upright and in RGB: its size, then its pieces."""
+def _send_image(connection: Connection, name: str, image: Any) -> None:
+    """Decode and send one image, upright and in RGB: first its size, then its pieces."""
     from radical_rerank.reranking.encoding import decode, pieces
     from radical_rerank.service.errors import ServiceError
 

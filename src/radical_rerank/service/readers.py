@@ -1,4 +1,4 @@
-"""The processes that parse requests and decode pictures: how the service starts, feeds and kills them."""
+"""The reader processes, which parse requests and decode images: how they are started, fed and killed."""
 
 from __future__ import annotations
 
@@ -20,53 +20,61 @@ from typing import Any
 
 from PIL import Image
 
-from radical_rerank.service.documents import Asked, Limits
-from radical_rerank.service.errors import ServiceError, overloaded
+from radical_rerank.service.documents import Limits, ParsedRequest
+from radical_rerank.service.errors import ServiceError, overloaded, shutting_down
 from radical_rerank.service.reader import PIECE
 
 log = logging.getLogger("radical_rerank.service")
 
-LIGHT_BYTES, LIGHT_WORK = 4 << 20, 8_000_000
-"""a task of at most so many bytes, and so many pixels to go over, is light"""
-WAITING = 64
-"""tasks that wait, light or heavy"""
-CLIENTS = 10_000
-"""clients of whom it is known when they were served"""
-START = 60.0
-"""seconds in which a process must have started"""
+LIGHT_BYTES = 4 << 20
+"""a task with more bytes is heavy"""
+LIGHT_PIXELS = 8_000_000
+"""a task with more pixels to decode is heavy; a JPEG's count once per scan"""
+MAX_WAITING = 64
+"""light tasks that may wait, and as many heavy ones"""
+MAX_CLIENTS = 10_000
+"""clients whose last turn is remembered"""
+START_TIMEOUT = 60.0
+"""seconds until a process must have started"""
 
 
 @dataclass(frozen=True)
-class Read:
-    """What came of a task: the request, where it was one, and the pictures that were in it."""
+class ReadResult:
+    """The result of a task.
 
-    asked: Asked | None
+    request: None if the task was to decode fetched images
+    images: the images of the task, decoded
+    pixels: of these images together
+    """
+
+    request: ParsedRequest | None
     images: list[Image.Image]
     pixels: int
 
 
 @dataclass(frozen=True)
 class ReadTask:
-    """Whose a task is, and its limits.
+    """Who wants something read, and by when.
 
-    end: when it must be done, on this machine's monotonic clock
-    admit: told the request and the pixels of its pictures before they are decoded; may raise a ServiceError
+    client: tasks of different clients take turns
+    end: the deadline, on this machine's monotonic clock
+    admit: called with the request and its number of pixels before they are decoded; may raise a ServiceError
     """
 
     client: str
     end: float
-    admit: Callable[[Asked | None, int], None]
+    admit: Callable[[ParsedRequest | None, int], None]
 
 
 @dataclass(eq=False)
 class _ReadJob:
-    """A task with what is to be sent, and where the answer goes."""
+    """A task with the data to send, and the future of its result."""
 
     task: ReadTask
     head: dict[str, Any]
     payloads: Sequence[bytes | bytearray]
     loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Read]
+    future: asyncio.Future[ReadResult]
     end: float
     heavy: bool
     since: float = field(default_factory=time.monotonic)
@@ -76,39 +84,44 @@ class _ReadJob:
         return self.task.client
 
 
-class _Heavy(Exception):  # noqa: N818 - not an error: the task goes to another line
-    """The task turned out to be heavy."""
+class _TooHeavy(Exception):  # noqa: N818 - not an error: the task is queued again
+    """A task that was taken for light is heavy."""
 
 
 class Readers:
-    """A few processes, each with a thread that talks to it.
+    """A pool of reader processes, each with a thread that talks to it.
 
-    One process never takes heavy tasks, so that a light one finds it within moments, whatever the others are
-    busy with. Among the waiting, the client comes first that has the fewest tasks running and was served
-    longest ago. A task has a time limit, its process a memory limit; beyond them the process is killed and
-    another started.
+    One process never takes heavy tasks, so that light tasks never wait for heavy ones. Clients take turns:
+    next is the client with the fewest running tasks, then the one whose last turn was longest ago. A process
+    that exceeds its limit of time or memory is killed and replaced.
+
+    Args:
+        processes: how many, at least 2
+        memory: the address space of each process, in bytes
+        seconds: the time limit of a task, including its time in the queue
     """
 
     def __init__(self, processes: int, *, memory: int, seconds: float) -> None:
-        """memory: of a process, in bytes. seconds: that a task may take, and wait, in all"""
         self.processes, self.memory, self.seconds = processes, memory, seconds
         self._waiting: list[_ReadJob] = []
         self._running: list[_ReadJob] = []
-        self._served: dict[str, float] = {}
+        self._last_turn: dict[str, float] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._threads: list[threading.Thread] = []
         self._started: list[_Process] = []
 
     def start(self) -> None:
+        """Start the processes and wait until they are ready."""
         self._started = [_Process(self.memory) for _ in range(self.processes)]
         for process in self._started:
-            process.ready()
+            process.wait_until_ready()
             thread = threading.Thread(target=self._run, args=[process], name="reader", daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def stop(self) -> None:
+        """Kill the processes."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -119,20 +132,31 @@ class Readers:
 
     @property
     def pids(self) -> list[int]:
+        """The ids of the processes."""
         return [process.pid for process in self._started]
 
-    async def request(self, body: bytearray, limits: Limits, task: ReadTask) -> Read:
-        """Parse a request, and decode the pictures in it."""
+    async def request(self, body: bytearray, limits: Limits, task: ReadTask) -> ReadResult:
+        """Parse a request and decode its images, or raise a ServiceError."""
         return await self._do(task, {"kind": "request", "limits": asdict(limits), "pixels": 0}, [body])
 
-    async def pictures(
+    async def images(
         self, data: Sequence[bytes], names: Sequence[str], limits: Limits, pixels: int, task: ReadTask
-    ) -> Read:
-        """Decode pictures that were fetched for a request; its others have so many `pixels`."""
-        head = {"kind": "pictures", "limits": asdict(limits), "pixels": pixels, "names": list(names)}
+    ) -> ReadResult:
+        """Decode images that were fetched for a request, or raise a ServiceError.
+
+        Args:
+            data: the image files
+            names: their names in error messages
+            limits: the limits of the request
+            pixels: of the request's other images
+            task: who wants it, and by when
+        """
+        head = {"kind": "images", "limits": asdict(limits), "pixels": pixels, "names": list(names)}
         return await self._do(task, head, data)
 
-    async def _do(self, task: ReadTask, head: dict[str, Any], payloads: Sequence[bytes | bytearray]) -> Read:
+    async def _do(
+        self, task: ReadTask, head: dict[str, Any], payloads: Sequence[bytes | bytearray]
+    ) -> ReadResult:
         loop = asyncio.get_running_loop()
         end = min(task.end, time.monotonic() + self.seconds)
         heavy = sum(map(len, payloads)) > LIGHT_BYTES
@@ -149,20 +173,20 @@ class Readers:
                     self._waiting.remove(job)
             job.future.cancel()
 
-    # Who is next.
+    # The queue.
 
     def _submit(self, job: _ReadJob) -> None:
         with self._changed:
             if self._stopping:
-                raise ServiceError(503, "shutting_down", "the service is shutting down", {"Retry-After": "5"})
+                raise shutting_down()
             self._waiting.append(job)
             same = [other for other in self._waiting if other.heavy == job.heavy]
-            if len(same) > WAITING:
-                # The last to come of the client that has the most in line.
-                crowd = Counter(other.client for other in same)
-                loser = max(same, key=lambda other: (crowd[other.client], other.since))
-                self._waiting.remove(loser)
-                _settle(loser, overloaded("too many requests are being read"))
+            if len(same) > MAX_WAITING:
+                # Refuse the newest task of the client that has the most in the queue.
+                counts = Counter(other.client for other in same)
+                refused = max(same, key=lambda other: (counts[other.client], other.since))
+                self._waiting.remove(refused)
+                _settle(refused, overloaded("too many requests are being read"))
             self._changed.notify_all()
 
     def _next(self) -> _ReadJob | None:
@@ -172,9 +196,9 @@ class Readers:
                 if job is not None:
                     self._waiting.remove(job)
                     self._running.append(job)
-                    if len(self._served) > CLIENTS:
-                        self._served.clear()
-                    self._served[job.client] = time.monotonic()
+                    if len(self._last_turn) > MAX_CLIENTS:
+                        self._last_turn.clear()
+                    self._last_turn[job.client] = time.monotonic()
                     return job
                 self._changed.wait()
             return None
@@ -185,11 +209,11 @@ class Readers:
         running = Counter(job.client for job in self._running)
         return min(
             able,
-            key=lambda t: (t.heavy, running[t.client], self._served.get(t.client, 0.0), t.since),
+            key=lambda j: (j.heavy, running[j.client], self._last_turn.get(j.client, 0.0), j.since),
             default=None,
         )
 
-    def _finished(self, job: _ReadJob) -> None:
+    def _finish(self, job: _ReadJob) -> None:
         with self._changed:
             self._running.remove(job)
             self._changed.notify_all()
@@ -201,7 +225,7 @@ class Readers:
             try:
                 self._attempt(process, job)
             finally:
-                self._finished(job)
+                self._finish(job)
             if process.dead and not self._stopping:
                 process.restart()
         process.kill()
@@ -211,7 +235,7 @@ class Readers:
             return
         try:
             _settle(job, process.do(job))
-        except _Heavy:
+        except _TooHeavy:
             job.heavy = True
             try:
                 self._submit(job)
@@ -222,17 +246,17 @@ class Readers:
         except TimeoutError:
             process.kill()
             _settle(job, _too_slow())
-        except (EOFError, OSError):  # it has died of this task
+        except (EOFError, OSError):  # the process died of this task
             process.kill()
             _settle(job, ServiceError(422, "bad_image", "the request's images cannot be read"))
         except Exception:
-            log.exception("a reader's answer cannot be understood")
+            log.exception("invalid answer from a reader process")
             process.kill()
             _settle(job, ServiceError(500, "internal", "the request cannot be read"))
 
 
 class _Process:
-    """One process and the connection to it."""
+    """One reader process and the connection to it."""
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
@@ -241,7 +265,7 @@ class _Process:
     def start(self) -> None:
         self._connection, theirs = Pipe()
         program = Path(__file__).with_name("reader.py")
-        # Nothing of our environment, where keys may be, but where to import from.
+        # The environment may hold secrets: pass on only what the process needs to start.
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
         environment |= {k: v for k in ("PATH", "LD_LIBRARY_PATH", "LANG") if (v := os.environ.get(k))}
         self._process = subprocess.Popen(
@@ -253,17 +277,17 @@ class _Process:
         theirs.close()
         self.dead = False
 
-    def ready(self) -> None:
-        if not self._connection.poll(START):
-            raise RuntimeError("a process for reading requests does not start")
+    def wait_until_ready(self) -> None:
+        if not self._connection.poll(START_TIMEOUT):
+            raise RuntimeError("a reader process did not start")
         self._connection.recv_bytes()
 
     def restart(self) -> None:
         try:
             self.start()
-            self.ready()
+            self.wait_until_ready()
         except (OSError, EOFError, RuntimeError):
-            log.exception("a process for reading requests does not start; trying again")
+            log.exception("a reader process did not start; trying again")
             self.kill()
             time.sleep(1)
 
@@ -272,7 +296,7 @@ class _Process:
         return self._process.pid
 
     def interrupt(self) -> None:
-        """From any thread: the one that talks to it will see that it has died."""
+        """Kill the process from any thread. The thread that talks to it cleans up."""
         self._process.kill()
 
     def kill(self) -> None:
@@ -281,39 +305,39 @@ class _Process:
         self._process.wait()
         self._connection.close()
 
-    def do(self, job: _ReadJob) -> Read:
-        """The task done; TimeoutError, EOFError or OSError where the process is lost."""
+    def do(self, job: _ReadJob) -> ReadResult:
+        """Run a task. Raises TimeoutError, EOFError or OSError if the process is lost."""
         if self.dead:
             raise EOFError
         connection = self._connection
         connection.send_bytes(json.dumps(job.head).encode())
         for payload in job.payloads:
             connection.send_bytes(payload)
-        told = self._message(job)
-        asked = None if told["asked"] is None else Asked(**told["asked"])
-        if told["work"] > LIGHT_WORK and not job.heavy:
+        summary = self._message(job)
+        request = None if summary["request"] is None else ParsedRequest(**summary["request"])
+        if summary["work"] > LIGHT_PIXELS and not job.heavy:
             connection.send_bytes(b"no")
-            raise _Heavy
+            raise _TooHeavy
         try:
-            job.task.admit(asked, told["pixels"])
+            job.task.admit(request, summary["pixels"])
         except ServiceError:
             connection.send_bytes(b"no")
             raise
         connection.send_bytes(b"go")
-        images, left = [], told["pixels"]
+        images, left = [], summary["pixels"]
         while "size" in (message := self._message(job)):
             width, height = message["size"]
             left -= width * height
             if left < 0:
-                raise ValueError("a reader sends more pixels than it has told")
-            images.append(self._picture(job, (width, height)))
-        return Read(asked, images, told["pixels"])
+                raise ValueError("a reader process sent more pixels than it announced")
+            images.append(self._image(job, (width, height)))
+        return ReadResult(request, images, summary["pixels"])
 
     def _message(self, job: _ReadJob) -> dict[str, Any]:
         return self._checked(self._receive(job))
 
     def _checked(self, data: bytes) -> dict[str, Any]:
-        message = json.loads(data)
+        message: dict[str, Any] = json.loads(data)
         if "error" in message:
             if message["last"]:
                 self.kill()
@@ -325,24 +349,24 @@ class _Process:
             raise TimeoutError
         return self._connection.recv_bytes()
 
-    def _picture(self, job: _ReadJob, size: tuple[int, int]) -> Image.Image:
-        picture = Image.new("RGB", size)
-        left = picture.width * picture.height
+    def _image(self, job: _ReadJob, size: tuple[int, int]) -> Image.Image:
+        image = Image.new("RGB", size)
+        left = image.width * image.height
         while left > 0:
             data = self._receive(job)
-            if data.startswith(b"{"):  # the picture broke off
+            if data.startswith(b"{"):  # an error in the middle of the image
                 self._checked(data)
             x, y, width, height = PIECE.unpack_from(data)
-            picture.paste(Image.frombytes("RGB", (width, height), data[PIECE.size :]), (x, y))
+            image.paste(Image.frombytes("RGB", (width, height), data[PIECE.size :]), (x, y))
             left -= width * height
-        return picture
+        return image
 
 
 def _too_slow() -> ServiceError:
-    return ServiceError(422, "too_slow", "the request's images take too long to read")
+    return ServiceError(422, "too_slow", "reading the request's images timed out")
 
 
-def _settle(job: _ReadJob, result: Read | ServiceError) -> None:
+def _settle(job: _ReadJob, result: ReadResult | ServiceError) -> None:
     def settle() -> None:
         if job.future.done():
             return
@@ -351,5 +375,5 @@ def _settle(job: _ReadJob, result: Read | ServiceError) -> None:
         else:
             job.future.set_result(result)
 
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more, and the thread must go on
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more, but the thread must go on
         job.loop.call_soon_threadsafe(settle)

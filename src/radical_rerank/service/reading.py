@@ -1,4 +1,4 @@
-"""From an HTTP request to what is to be ranked: its body, its URLs, its pictures, all within limits."""
+"""From an HTTP request to a list to rank: its body, its URLs and its images, all within limits."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from dataclasses import dataclass
 from PIL import Image
 
 from radical_rerank.pruning import METHODS
-from radical_rerank.service.documents import Asked, Limits
+from radical_rerank.service.documents import Limits, ParsedRequest
 from radical_rerank.service.errors import ServiceError, too_late
 from radical_rerank.service.fetch import SafeFetcher
-from radical_rerank.service.intake import Held, Intake, Memory, Pace
+from radical_rerank.service.intake import BYTES_PER_PIXEL, Intake, Memory, RateLimit, Reservation
 from radical_rerank.service.readers import LIGHT_BYTES, Readers, ReadTask
 from radical_rerank.service.settings import Settings
 
-PIXEL = 4
-"""bytes of a decoded pixel, as Pillow keeps it"""
-LARGE_RATE = 32e6
-"""bytes a second in which large bodies are taken in: receiving and parsing them costs the model's time"""
-AT_ONCE = 8
+LARGE_BODY_RATE = 32e6
+"""bytes per second of large bodies, all together: receiving and parsing them slows the model down"""
+PARALLEL_FETCHES = 8
 """URLs of one request that are fetched at the same time"""
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """A request whose body was not read yet.
+    """A request whose body is not read yet.
 
-    client: whose it is, as far as fairness goes: see `client_of`
-    length: what it says of its size, if it does
+    client: who sent it, see `client_of`
+    length: its Content-Length, if it has one
+    body: the chunks of its body
     end: its deadline, on this machine's monotonic clock
     """
 
@@ -42,22 +41,26 @@ class Incoming:
     end: float
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
+        """Seconds until the deadline."""
         return self.end - time.monotonic()
 
 
 class Reading:
-    """Everything that happens to a request before the ranker hears of it.
+    """Reads requests: everything that happens before the model's queue.
 
-    It waits for bytes (`Intake`), in memory that is shared out (`Memory`), and is parsed and decoded where it
-    can be killed (`Readers`): at no point does it hold a place in the ranker's line.
+    A request waits for its bytes (`Intake`), holds memory (`Memory`), and is parsed and decoded in a process
+    that can be killed (`Readers`). Meanwhile it takes no place in the model's queue.
+
+    Args:
+        settings: the limits
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.memory = Memory(settings.max_memory)
         self.intake = Intake(settings.max_reading)
-        self.pace = Pace(LARGE_RATE)
+        self.large_bodies = RateLimit(LARGE_BODY_RATE)
         self.readers = Readers(settings.readers, memory=settings.reader_memory, seconds=settings.read_timeout)
         self.limits = Limits(
             tuple(METHODS), settings.max_documents, settings.max_pixels, settings.max_total_pixels
@@ -68,78 +71,90 @@ class Reading:
                 settings.allowed_hosts, timeout=settings.fetch_timeout, max_bytes=settings.fetch_max_bytes
             )
 
-    async def read(self, incoming: Incoming, held: Held) -> tuple[Asked, list[Image.Image]]:
-        """The request and its pictures, the reference first. What it still holds is in `held`."""
-        seconds = min(self.settings.body_timeout, incoming.left)
-        late = ServiceError(408, "body_timeout", f"the request's body took longer than {seconds:.1f} s")
-        body = await self.intake.wait(incoming.client, held, self._body(incoming, held), seconds, late)
+    async def read(
+        self, incoming: Incoming, reservation: Reservation
+    ) -> tuple[ParsedRequest, list[Image.Image]]:
+        """Read a request, or raise a ServiceError.
+
+        Args:
+            incoming: the request
+            reservation: grows with the memory that the request holds
+
+        Returns:
+            The request and its images, the reference first.
+        """
+        seconds = min(self.settings.body_timeout, incoming.seconds_left)
+        late = ServiceError(408, "body_timeout", f"the request's body did not arrive within {seconds:.1f} s")
+        work = self._body(incoming, reservation)
+        body = await self.intake.wait(incoming.client, reservation, work, seconds, late)
         size = len(body)
 
-        def admit(asked: Asked | None, pixels: int) -> None:
+        def admit(request: ParsedRequest | None, pixels: int) -> None:
             body.clear()  # it is parsed
-            kept = asked is not None and asked.shown is not None  # the answer will repeat most of it
-            held.grow(PIXEL * pixels - (0 if kept else size))
+            kept = request is not None and request.shown is not None  # the response repeats most of it
+            reservation.grow(BYTES_PER_PIXEL * pixels - (0 if kept else size))
 
         task = ReadTask(incoming.client, incoming.end, admit)
-        found = await self.readers.request(body, self.limits, task)
-        asked = found.asked
-        assert asked is not None
-        urls = {number: url for number, url in enumerate(asked.sources) if url is not None}
+        result = await self.readers.request(body, self.limits, task)
+        request = result.request
+        assert request is not None
+        urls = {number: url for number, url in enumerate(request.sources) if url is not None}
         if not urls:
-            return asked, found.images
-        names = [asked.names[number] for number in urls]
-        more = await self._fetched(list(urls.values()), names, incoming, held, found.pixels)
-        given, added = iter(found.images), iter(more)
-        return asked, [next(added if number in urls else given) for number in range(len(asked.sources))]
+            return request, result.images
+        names = [request.names[number] for number in urls]
+        fetched = iter(await self._fetched(list(urls.values()), names, incoming, reservation, result.pixels))
+        sent = iter(result.images)
+        return request, [next(fetched if i in urls else sent) for i in range(len(request.sources))]
 
-    async def _fetched(
-        self, urls: list[str], names: list[str], incoming: Incoming, held: Held, pixels: int
-    ) -> list[Image.Image]:
-        work = self._fetch(urls, names, held)
-        data = await self.intake.wait(incoming.client, held, work, incoming.left, too_late())
-        size = sum(map(len, data))
-
-        def admit(_: Asked | None, pixels: int) -> None:
-            data.clear()
-            held.grow(PIXEL * pixels - size)
-
-        task = ReadTask(incoming.client, incoming.end, admit)
-        return (await self.readers.pictures(data, names, self.limits, pixels, task)).images
-
-    async def _body(self, incoming: Incoming, held: Held) -> bytearray:
-        most = self.settings.max_body
-        if incoming.length is not None and incoming.length > most:
+    async def _body(self, incoming: Incoming, reservation: Reservation) -> bytearray:
+        limit = self.settings.max_body
+        if incoming.length is not None and incoming.length > limit:
             raise _too_large()
         body = bytearray()
         async for chunk in incoming.body:
-            if len(body) + len(chunk) > most:
+            if len(body) + len(chunk) > limit:
                 raise _too_large()
-            self.intake.grow(held, len(chunk))
+            self.intake.grow(reservation, len(chunk))
             body += chunk
             if len(body) > LIGHT_BYTES:
-                await self.pace.keep(len(chunk))
+                await self.large_bodies.wait(len(chunk))
         return body
 
-    async def _fetch(self, urls: list[str], names: list[str], held: Held) -> list[bytes]:
-        if self.fetcher is None:
+    async def _fetched(
+        self, urls: list[str], names: list[str], incoming: Incoming, reservation: Reservation, pixels: int
+    ) -> list[Image.Image]:
+        """Fetch and decode these URLs. pixels: of the request's other images"""
+        work = self._fetch(urls, names, reservation)
+        data = await self.intake.wait(incoming.client, reservation, work, incoming.seconds_left, too_late())
+        size = sum(map(len, data))
+
+        def admit(_: ParsedRequest | None, pixels: int) -> None:
+            data.clear()
+            reservation.grow(BYTES_PER_PIXEL * pixels - size)
+
+        task = ReadTask(incoming.client, incoming.end, admit)
+        return (await self.readers.images(data, names, self.limits, pixels, task)).images
+
+    async def _fetch(self, urls: list[str], names: list[str], reservation: Reservation) -> list[bytes]:
+        fetcher = self.fetcher
+        if fetcher is None:
             raise ServiceError(
-                422, "url_not_allowed", f"{names[0]}: URLs are not fetched here; send a data URI or base64"
+                422, "url_not_allowed", f"{names[0]}: fetching URLs is disabled; send a data URI or base64"
             )
-        gate, left = asyncio.Semaphore(AT_ONCE), self.settings.max_body
+        parallel, left = asyncio.Semaphore(PARALLEL_FETCHES), self.settings.max_body
 
         def count(size: int) -> None:
             nonlocal left
             left -= size
             if left < 0:
-                raise ServiceError(422, "fetch_failed", "the URLs' images are too large together")
-            self.intake.grow(held, size)
+                raise ServiceError(422, "fetch_failed", "the images of all URLs together are too large")
+            self.intake.grow(reservation, size)
 
-        async def one(url: str) -> bytes:
-            assert self.fetcher is not None
-            async with gate:
-                return await self.fetcher.get(url, count)
+        async def fetch(url: str) -> bytes:
+            async with parallel:
+                return await fetcher.get(url, count)
 
-        tasks = [asyncio.ensure_future(one(url)) for url in urls]
+        tasks = [asyncio.ensure_future(fetch(url)) for url in urls]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -148,7 +163,12 @@ class Reading:
 
 
 def client_of(key: str | None, address: str | None) -> str:
-    """Who a request comes from: its key, or the network it was sent from."""
+    """Name the client of a request: by its API key, or else by the network it was sent from.
+
+    Example:
+        >>> client_of(None, "192.0.2.7"), client_of(None, "2001:db8::7")
+        ('address 192.0.2.7', 'network 2001:db8::/64')
+    """
     if key is not None:
         return "key " + hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     try:

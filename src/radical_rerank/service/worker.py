@@ -1,4 +1,4 @@
-"""One thread owns the model; requests wait in a bounded line."""
+"""The model's queue: one thread owns the model and ranks requests in batches."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from PIL import Image
 
 from radical_rerank.errors import RadicalError, StoppedError
 from radical_rerank.reranking import Query, Ranking, Reranker
-from radical_rerank.service.errors import ServiceError, overloaded, too_late
-from radical_rerank.service.readers import LIGHT_WORK
+from radical_rerank.service.errors import (
+    ServiceError,
+    overloaded,
+    ranking_failed,
+    shutting_down,
+    too_late,
+)
+from radical_rerank.service.readers import LIGHT_PIXELS
 
 log = logging.getLogger("radical_rerank.service")
 
 
 @dataclass(frozen=True)
 class Work:
-    """One list to rank.
+    """A list to rank.
 
-    kind: method and keep; lists of a kind may run together
+    kind: method and keep; only lists of the same kind run in one batch
     deadline: on this machine's monotonic clock
     """
 
@@ -35,32 +41,45 @@ class Work:
     deadline: float
 
     @property
+    def reference(self) -> Image.Image | None:
+        """The reference image of a composed query, decoded."""
+        reference = self.query.reference
+        assert reference is None or isinstance(reference, Image.Image)
+        return reference
+
+    @property
     def heavy(self) -> bool:
-        """Whether its pictures take long to scale down."""
-        return sum(image.width * image.height for image in self.images) > LIGHT_WORK
+        """Whether the images are so large that scaling them down takes long."""
+        return sum(image.width * image.height for image in self.images) > LIGHT_PIXELS
 
 
 @dataclass
 class Load:
-    """Requests inside and lists that run now; seconds per list, a running mean."""
+    """The requests of one weight, light or heavy.
 
-    inside: int = 0
+    in_flight: requests running or waiting
+    running: lists in the current batch
+    seconds: per list, a running mean
+    """
+
+    in_flight: int = 0
     running: int = 0
     seconds: float = 0.0
 
     def wait(self, elapsed: float) -> float:
-        """Seconds until all of them are done: what is left of those that run, and all that wait."""
-        ahead = max(0, self.inside - self.running)
+        """Estimate the seconds until all requests in flight are done. elapsed: of the current batch"""
+        waiting = max(0, self.in_flight - self.running)
         left = self.running * self.seconds - elapsed if self.running else 0.0
-        return ahead * self.seconds + max(0.0, left)
+        return waiting * self.seconds + max(0.0, left)
 
     def learn(self, seconds: float) -> None:
+        """Update the mean with the seconds of one list."""
         self.seconds += 0.2 * (seconds - self.seconds) if self.seconds else seconds
 
 
 @dataclass(eq=False)
 class RankJob:
-    """Work, and where its answer goes."""
+    """A list to rank, and the future of its ranking."""
 
     work: Work
     loop: asyncio.AbstractEventLoop
@@ -69,10 +88,21 @@ class RankJob:
 
 
 class RankWorker:
-    """`admitted` and `submit` from the event loop; the thread ranks and answers.
+    """A thread that owns the model, with a bounded queue.
 
-    Heavy requests are refused for the sake of light ones, never the other way round: what a light one would
-    wait for heavy ones does not count when it is let in.
+    Call `admitted`, `submit` and `forget` from the event loop. Heavy requests are refused if light ones are
+    waiting, but not the other way round: when a light request is admitted, the time of heavy ones does not
+    count.
+
+    Args:
+        reranker_for: returns the reranker of a method and a budget
+        places: requests in flight, running or waiting; the next one is refused
+        patience: how long a request may wait, in units of one ranking's time; if it would wait longer, it is
+            refused
+        max_batch: lists that run through the model together
+        prepare: called first, in the thread: loads the model and returns the seconds of one ranking. No other
+            thread should compute with torch, since OpenMP pools on the same cores slow each other down
+        observe: called with the name and value of each metric
     """
 
     def __init__(
@@ -85,29 +115,26 @@ class RankWorker:
         prepare: Callable[[], float] = lambda: 0.0,
         observe: Callable[[str, float], None] = lambda name, value: None,
     ) -> None:
-        """prepare: loads and warms up, first and in the thread, and tells the seconds of a list. No other
-        thread should compute with torch: OpenMP slows all of them when they are more than the cores."""
         self._reranker_for, self._places, self._max_batch = reranker_for, places, max_batch
         self._patience, self._prepare, self._observe = patience, prepare, observe
         self._prepared = threading.Event()
         self._error: BaseException | None = None
-        self._line: deque[RankJob] = deque()
+        self._queue: deque[RankJob] = deque()
         self._changed = threading.Condition()
         self._stopping = False
         self._light, self._heavy = Load(), Load()
-        self._since = 0.0
-        """when the lists that run now began"""
+        self._batch_start = 0.0
         self._thread = threading.Thread(target=self._run, name="ranker", daemon=True)
 
     def start(self) -> None:
-        """Returns when the thread has prepared; raises what went wrong there."""
+        """Start the thread and wait until it is prepared. Raises what went wrong there."""
         self._thread.start()
         self._prepared.wait()
         if self._error is not None:
             raise self._error
 
     def stop(self, timeout: float | None = None) -> None:
-        """Finish what is inside, take nothing new."""
+        """Refuse new requests and wait until those in flight are done, at most `timeout` seconds."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -115,45 +142,48 @@ class RankWorker:
 
     @property
     def alive(self) -> bool:
+        """Whether new requests are accepted."""
         return self._thread.is_alive() and not self._stopping
 
     @property
-    def inside(self) -> int:
-        return self._light.inside + self._heavy.inside
+    def in_flight(self) -> int:
+        """Requests running or waiting."""
+        return self._light.in_flight + self._heavy.in_flight
 
     @property
     def seconds(self) -> float:
-        """Per light list, a running mean."""
+        """Seconds per light list, a running mean."""
         return self._light.seconds
 
     @contextmanager
     def admitted(self, heavy: bool = False) -> Iterator[None]:
-        """A place for one request from when it is read until it is answered; or a ServiceError at once."""
+        """Hold a place in the queue for one request, or raise a ServiceError immediately."""
         load = self._heavy if heavy else self._light
         with self._changed:
             if self._stopping:
-                raise ServiceError(503, "shutting_down", "the service is shutting down", {"Retry-After": "5"})
-            elapsed = time.monotonic() - self._since
+                raise shutting_down()
+            elapsed = time.monotonic() - self._batch_start
             wait = self._light.wait(elapsed) + (self._heavy.wait(elapsed) if heavy else 0.0)
-            if self.inside >= self._places or wait > self._patience * load.seconds:
+            if self.in_flight >= self._places or wait > self._patience * load.seconds:
                 raise overloaded(seconds=wait)
-            load.inside += 1
+            load.in_flight += 1
         try:
             yield
         finally:
             with self._changed:
-                load.inside -= 1
+                load.in_flight -= 1
 
     def submit(self, job: RankJob) -> None:
+        """Add a job to the queue. Its future gets the ranking or a ServiceError."""
         with self._changed:
-            self._line.append(job)
+            self._queue.append(job)
             self._changed.notify()
 
     def forget(self, job: RankJob) -> None:
-        """The client has gone, or its time is up: it need not run."""
+        """Remove a job from the queue, if it is still there: nobody waits for it any more."""
         with self._changed:
-            if job in self._line:
-                self._line.remove(job)
+            if job in self._queue:
+                self._queue.remove(job)
 
     # The thread.
 
@@ -169,11 +199,11 @@ class RankWorker:
             start = time.monotonic()
             try:
                 ranked = self._rank(batch)
-            except BaseException:  # the thread must outlive whatever a request does
-                log.exception("a batch of %d failed", len(batch))
+            except BaseException:  # no request may end the thread
+                log.exception("ranking a batch of %d failed", len(batch))
                 ranked = 0
                 for job in batch:
-                    self._fail(job, ServiceError(500, "internal", "the ranking failed"))
+                    self._answer(job, ranking_failed())
             spent = time.monotonic() - start
             load = self._heavy if batch[0].work.heavy else self._light
             with self._changed:
@@ -184,63 +214,62 @@ class RankWorker:
                 self._observe("batch_size", ranked)
 
     def _next(self) -> list[RankJob]:
-        """The first job and others of its kind, as heavy as it; none when it is time to stop."""
+        """Return the next batch: the first job and others of its kind and weight. Empty at the end."""
         with self._changed:
-            while not self._line:
-                if self._stopping and not self.inside:
+            while not self._queue:
+                if self._stopping and not self.in_flight:
                     return []
                 self._changed.wait(0.1 if self._stopping else None)
-            first = self._line.popleft()
+            first = self._queue.popleft()
             batch, heavy = [first], first.work.heavy
-            for job in list(self._line):
+            for job in list(self._queue):
                 if len(batch) == self._max_batch:
                     break
                 if (job.work.kind, job.work.heavy) == (first.work.kind, heavy):
-                    self._line.remove(job)
+                    self._queue.remove(job)
                     batch.append(job)
-            (self._heavy if heavy else self._light).running, self._since = len(batch), time.monotonic()
+            load = self._heavy if heavy else self._light
+            load.running, self._batch_start = len(batch), time.monotonic()
             return batch
 
     def _rank(self, batch: list[RankJob]) -> int:
-        """Answers every job; returns how many lists were ranked."""
+        """Answer every job. Returns how many lists were ranked."""
         now = time.monotonic()
         for job in batch:
             if now > job.work.deadline:
-                self._fail(job, too_late())
+                self._answer(job, too_late())
         batch = [job for job in batch if now <= job.work.deadline and not job.future.done()]
         if not batch:
             return 0
         reranker = self._reranker_for(*batch[0].work.kind)
-        for job, ranking in zip(batch, self._rankings(reranker, batch), strict=True):
-            if isinstance(ranking, ServiceError):
-                self._fail(job, ranking)
-            else:
+        for job, result in zip(batch, self._results(reranker, batch), strict=True):
+            if isinstance(result, Ranking):
                 self._observe("waited_seconds", now - job.since)
-                job.loop.call_soon_threadsafe(_settle, job.future, ranking)
+            self._answer(job, result)
         return len(batch)
 
-    def _rankings(self, reranker: Reranker, batch: list[RankJob]) -> list[Ranking | ServiceError]:
-        """Each job's ranking or error; where a batch fails, for whatever reason, each on its own."""
+    def _results(self, reranker: Reranker, batch: list[RankJob]) -> list[Ranking | ServiceError]:
+        """Return each job's ranking or error. If the batch fails, its jobs are ranked one by one."""
 
-        def over() -> bool:
+        def nobody_waits() -> bool:
             now = time.monotonic()
             return all(job.future.done() or now > job.work.deadline for job in batch)
 
         lists = [(job.work.query, job.work.images) for job in batch]
         try:
-            return list(reranker.rank_many(lists, batch_size=len(lists), stop=over))
+            return list(reranker.rank_many(lists, batch_size=len(lists), stop=nobody_waits))
         except StoppedError:
             return [too_late()] * len(batch)
         except Exception as error:
-            if len(batch) > 1:  # nobody pays for another
-                return [found for job in batch for found in self._rankings(reranker, [job])]
+            if len(batch) > 1:  # one bad list must not fail the others
+                return [result for job in batch for result in self._results(reranker, [job])]
             if isinstance(error, RadicalError):
                 return [ServiceError(422, "cannot_rank", str(error))]
             log.exception("a ranking failed")
-            return [ServiceError(500, "internal", "the ranking failed")]
+            return [ranking_failed()]
 
-    def _fail(self, job: RankJob, error: ServiceError) -> None:
-        job.loop.call_soon_threadsafe(_settle, job.future, error)
+    def _answer(self, job: RankJob, result: Ranking | ServiceError) -> None:
+        job.loop.call_soon_threadsafe(_settle, job.future, result)
 
 
 def _settle(future: asyncio.Future[Ranking], result: Ranking | ServiceError) -> None:

@@ -57,7 +57,8 @@ class Family(Protocol):
     markup: ClassVar[tuple[str, str]]
     """the text around an image's placeholder tokens"""
 
-    def __init__(self, config: Any) -> None: ...
+    def __init__(self, config: Any) -> None:
+        """Take the model's configuration."""
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         """Prepare one RGB image, scaled down to at most `max_tokens` visual tokens."""

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from radical_rerank.backbones.families.base import WHOLE, Block, ImageFeatures, Pixels
+from radical_rerank.backbones.families.base import WHOLE, Block, Family, ImageFeatures, Pixels
 from radical_rerank.backbones.hooks import watching
 from radical_rerank.pruning import VisionSignals
 
 
-class InternVL:
+@dataclass
+class InternVL(Family):
     """InternVL 2.5 (converted), 3 and 3.5 in their -hf form: square tiles, pixel shuffle, plain RoPE."""
 
     markup: ClassVar[tuple[str, str]] = ("<img>", "</img>")
 
-    def __init__(self, config: Any) -> None:
-        self.tokens_per_tile: int = config.image_seq_length
+    config: Any
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         options, blocks = self._tiles(processor, image.size, max_tokens)
@@ -38,8 +40,8 @@ class InternVL:
         from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
         side = processor.size["height"], processor.size["width"]
-        tiles = max_tokens // self.tokens_per_tile
-        edge = round(self.tokens_per_tile**0.5)
+        tiles = max_tokens // self.config.image_seq_length
+        edge = round(self.config.image_seq_length**0.5)
         if tiles < 3:  # two tiles and their thumbnail are the least that cropping gives
             options: dict[str, Any] = {"crop_to_patches": False}
             if not tiles:  # a smaller tile: the encoder interpolates its position embeddings
@@ -59,29 +61,32 @@ class InternVL:
         return {"crop_to_patches": True, "max_patches": most}, blocks
 
     def encode(self, base: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
-        found: dict[int, ImageFeatures] = {}
+        encoded: dict[int, ImageFeatures] = {}
         for size in {p.values.shape[1:] for p in pixels}:  # tiles of one size run together
             same = [i for i, p in enumerate(pixels) if p.values.shape[1:] == size]
             batch = self._encode(base, [pixels[i] for i in same], signals)
-            found |= dict(zip(same, batch, strict=True))
-        return [found[i] for i in range(len(pixels))]
+            encoded |= dict(zip(same, batch, strict=True))
+        return [encoded[i] for i in range(len(pixels))]
 
     def _encode(self, base: Any, pixels: Sequence[Pixels], signals: bool) -> list[ImageFeatures]:
         values = torch.cat([p.values for p in pixels]).to(base.device)
         attention = base.vision_tower.encoder.layer[-1].attention
-        with watching(attention, signals) as seen:
+        watch: AbstractContextManager[dict[str, Any]] = nullcontext({})
+        if signals:
+            watch = watching(attention)
+        with watch as seen:
             tiles = base.get_image_features(pixel_values=values, return_dict=True).pooler_output
         counts = [len(p.values) for p in pixels]
-        found: list[VisionSignals | None] = [None] * len(pixels)
+        own_signals: list[VisionSignals | None] = [None] * len(pixels)
         if signals:
             received, keys = self._signals(attention, seen["hidden_states"])
-            found = [
+            own_signals = [
                 VisionSignals(a.flatten(), k.flatten(0, 1))
                 for a, k in zip(received.split(counts), keys.split(counts), strict=True)
             ]
         return [
             ImageFeatures(part.flatten(0, 1), (), p.grid, p.blocks, own)
-            for part, p, own in zip(tiles.split(counts), pixels, found, strict=True)
+            for part, p, own in zip(tiles.split(counts), pixels, own_signals, strict=True)
         ]
 
     def _signals(self, attention: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:

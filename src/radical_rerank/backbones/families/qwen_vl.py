@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from radical_rerank.backbones.families.base import WHOLE, Block, ImageFeatures, Pixels
+from radical_rerank.backbones.families.base import WHOLE, Block, Family, ImageFeatures, Pixels
 from radical_rerank.backbones.hooks import watching
 from radical_rerank.backbones.view import rotate
 from radical_rerank.pruning import VisionSignals
 
 
-class QwenVL:
+@dataclass
+class QwenVL(Family):
     """Qwen3-VL and Qwen2.5-VL: images of any size, merged 2 × 2, M-RoPE; DeepStack on Qwen3-VL."""
 
     markup: ClassVar[tuple[str, str]] = ("<|vision_start|>", "<|vision_end|>")
 
-    def __init__(self, config: Any) -> None:
-        self.image_token_id: int = config.image_token_id
+    config: Any
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         least, most = self._pixels(processor, max_tokens)
@@ -44,26 +46,30 @@ class QwenVL:
         least, most = self._pixels(processor, max_tokens)
         width, height = size
         limits = {"min_pixels": least, "max_pixels": most}
-        return processor.get_number_of_image_patches(height, width, limits) // processor.merge_size**2
+        patches = processor.get_number_of_image_patches(height, width, limits)
+        return int(patches // processor.merge_size**2)
 
     def _pixels(self, processor: Any, max_tokens: int) -> tuple[int, int]:
-        """The fewest and the most pixels that an image is scaled to."""
+        """Return the fewest and the most pixels that an image is scaled to."""
         per_token = (processor.patch_size * processor.merge_size) ** 2
         most = min(processor.size["longest_edge"], max_tokens * per_token)
         return min(processor.size["shortest_edge"], most), most
 
     def encode(self, base: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
         tower = base.visual
-        with watching(tower.blocks[-1].attn, signals) as seen:
+        watch: AbstractContextManager[dict[str, Any]] = nullcontext({})
+        if signals:
+            watch = watching(tower.blocks[-1].attn)
+        with watch as seen:
             output = base.get_image_features(
                 torch.cat([p.values for p in pixels]).to(base.device),
                 torch.tensor([p.grid for p in pixels], device=base.device),
                 return_dict=True,
             )
         levels = list(zip(*(getattr(output, "deepstack_features", None) or []), strict=True))
-        found = self._signals(tower, pixels, seen) if signals else [None] * len(pixels)
+        own_signals = self._signals(tower, pixels, seen) if signals else [None] * len(pixels)
         return [
-            ImageFeatures(tokens, tuple(levels[i]) if levels else (), p.grid, p.blocks, found[i])
+            ImageFeatures(tokens, tuple(levels[i]) if levels else (), p.grid, p.blocks, own_signals[i])
             for i, (tokens, p) in enumerate(zip(output.pooler_output, pixels, strict=True))
         ]
 
@@ -75,27 +81,27 @@ class QwenVL:
         qkv = attention.qkv(seen["hidden_states"]).unflatten(-1, (3, attention.num_heads, -1))
         q, k = (rotate(part.transpose(0, 1).float(), cos.float(), sin.float()) for part in qkv.unbind(1)[:2])
         group = tower.spatial_merge_size**2
-        found: list[VisionSignals | None] = []
+        own_signals: list[VisionSignals | None] = []
         start = 0
         for p in pixels:
             part = slice(start, start + math.prod(p.grid))
             start = part.stop
             received = _column_means(q[:, part], k[:, part], attention.scaling)
             keys = k[:, part].mean(dim=0)
-            found.append(
+            own_signals.append(
                 VisionSignals(received.view(-1, group).mean(-1), keys.unflatten(0, (-1, group)).mean(1))
             )
         if hasattr(tower, "fullatt_block_indexes"):  # Qwen2.5-VL's blocks see the tokens window by window
-            found = self._in_order(tower, pixels, found)
-        return found
+            own_signals = self._in_order(tower, pixels, own_signals)
+        return own_signals
 
     def _in_order(
-        self, tower: Any, pixels: Sequence[Pixels], found: list[VisionSignals | None]
+        self, tower: Any, pixels: Sequence[Pixels], own_signals: list[VisionSignals | None]
     ) -> list[VisionSignals | None]:
         from transformers.vision_utils import get_vision_window_index
 
         result: list[VisionSignals | None] = []
-        for p, signals in zip(pixels, found, strict=True):
+        for p, signals in zip(pixels, own_signals, strict=True):
             assert signals is not None
             windows, _ = get_vision_window_index(
                 torch.tensor([p.grid], device=signals.keys.device),
@@ -117,7 +123,7 @@ class QwenVL:
         return {
             "mm_encoder_outputs": {"image": image},
             "image_grid_thw": torch.tensor([f.grid for f in features], device=input_ids.device),
-            "mm_token_type_ids": (input_ids == self.image_token_id).int(),
+            "mm_token_type_ids": (input_ids == self.config.image_token_id).int(),
         }
 
     def positions(self, mask: Tensor) -> Tensor | None:

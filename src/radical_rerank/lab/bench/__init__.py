@@ -1,1 +1,1 @@
-"""How fast, and how far from the limit: interleaved runs in one process, medians of ratios."""
+"""Benchmarks of speed, memory and the service. Variants run interleaved; medians of ratios are reported."""

@@ -1,4 +1,4 @@
-"""The service under attack: are good requests still answered, how fast, and in how much memory?"""
+"""The service under attack: how many good requests are answered, how fast, and with how much memory."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ import httpx
 
 from radical_rerank.lab.bench.payloads import brackets, many_scans, numbers, picture, polyglot, request
 from radical_rerank.lab.bench.service import request_of, resident, serving
+from radical_rerank.lab.paper import CANDIDATES
 from radical_rerank.progress import Progress, silent
 
 HOST = "attacker.test"
-# `radical serve`, to which this one name is a public host: otherwise nothing is fetched from this machine.
+"""the name of the hostile host"""
+# `radical serve`, but HOST counts as public: normally the service fetches nothing from this machine.
 SERVE = """
 import sys
 from radical_rerank.lab.bench.attacks import host_known
@@ -39,16 +41,23 @@ with host_known():
     main(sys.argv[1:])
 """
 CLIENTS = 4
+"""attackers at the same time"""
 PAUSE = 0.05
-"""seconds between an attacker's answer and its next request"""
+"""seconds between the answer to an attacker and its next request"""
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """good, asked: requests of the good client that were answered with a ranking, and all of them
-    p95, unloaded: its seconds during the attack and before it
-    megabytes: peak of the service and its processes over what they have when idle
-    statuses: how the attack was answered; 0 where it was not
+    """Measurements under one attack.
+
+    Args:
+        name: the attack
+        good: requests of the good client that were answered with a ranking
+        asked: all requests of the good client
+        p95: 95th percentile of its seconds during the attack
+        unloaded: 95th percentile of its seconds before the attack
+        megabytes: peak memory of the service and its processes, over their memory when idle
+        statuses: HTTP statuses of the attack's requests with their counts; 0 for requests without an answer
     """
 
     name: str
@@ -61,19 +70,28 @@ class AttackResult:
 
 
 Attack = Callable[[str], int]
-"""given the service's address, does its worst once and returns the status"""
+"""attacks the service at this address once and returns the HTTP status"""
 
 
 def run_attacks(
     model: str,
     *,
     seconds: float = 12.0,
-    candidates: int = 20,
+    candidates: int = CANDIDATES,
     names: Sequence[str] | None = None,
     progress: Progress = silent,
 ) -> list[AttackResult]:
-    """Each attack beside one good client. Both come from the same address and send no key: the service cannot
-    tell them apart but by what they send."""
+    """Run each attack next to one good client.
+
+    Both have the same address and send no key, so only their requests distinguish them.
+
+    Args:
+        model: a model id or a folder
+        seconds: how long each attack lasts at least
+        candidates: candidates per good request
+        names: the attacks; by default all
+        progress: shows the progress over attacks
+    """
     work = [request_of(7000 + seed, candidates)[1] for seed in range(12)]
     results = []
     with hostile_host() as port:
@@ -82,7 +100,7 @@ def run_attacks(
                 serving(model, program=("-c", SERVE), allow_host=HOST) as (url, process),
                 httpx.Client(base_url=url, timeout=120) as http,
             ):
-                _ask(http, cycle(work), len(work))  # every list is seen once before anything is timed
+                _ask(http, cycle(work), len(work))  # warm up: every list once
                 _, calm = _ask(http, cycle(work), 3 * len(work))
                 with Peak(process.pid) as peak, attackers(name, url, port) as statuses:
                     good, spent = _ask(http, cycle(work), len(work), seconds)
@@ -97,7 +115,10 @@ def run_attacks(
 def _ask(
     http: httpx.Client, work: Iterator[dict[str, Any]], least: int, seconds: float = 0.0
 ) -> tuple[int, list[float]]:
-    """At least so many requests, for at least so long: how many were answered, and each one's seconds."""
+    """Send at least `least` requests, for at least `seconds`.
+
+    Returns how many were answered with a ranking, and the seconds of each.
+    """
     good, spent = 0, list[float]()
     end = time.perf_counter() + seconds
     while len(spent) < least or time.perf_counter() < end:
@@ -108,23 +129,27 @@ def _ask(
 
 
 def p95(values: Sequence[float]) -> float:
+    """Return the 95th percentile."""
     return statistics.quantiles(values, n=20, method="inclusive")[-1]
 
 
 @contextmanager
 def attackers(name: str, url: str, port: int) -> Iterator[dict[int, int]]:
-    """Inside, a process attacks again and again; then, how it was answered. It yields to others: attackers
-    have machines of their own."""
+    """Attack the service from another process for as long as the context lasts.
+
+    The process has a low priority, since real attackers have their own machines. Yields a dict that holds
+    the statuses of the attack's requests and their counts when the context ends.
+    """
     statuses: dict[int, int] = {}
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_attack, args=(name, url, port, theirs), daemon=True)
     process.start()
     try:
-        ours.recv()  # it has begun
+        ours.recv()  # wait until it has started
         yield statuses
     finally:
-        ours.send("enough")
+        ours.send("stop")
         if ours.poll(150):
             statuses |= ours.recv()
         process.kill()
@@ -157,7 +182,7 @@ def _attack(name: str, url: str, port: int, connection: Connection) -> None:
 
 
 class Peak:
-    """The largest sum of resident memory of a process and those it started, over what it was at first."""
+    """A context that measures the peak memory of a process and its children, over their memory at first."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.megabytes = pid, 0.0
@@ -178,24 +203,24 @@ class Peak:
             self.megabytes = max(self.megabytes, self._now() - self._idle)
 
     def _now(self) -> float:
-        found = [resident(pid) for pid in (self.pid, *children(self.pid))]
-        return sum(value for value in found if not math.isnan(value))
+        sizes = [resident(pid) for pid in (self.pid, *children(self.pid))]
+        return sum(size for size in sizes if not math.isnan(size))
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started, where the system tells."""
-    found: list[int] = []
+    """Return the child processes of a process; none if the system does not list them."""
+    pids: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
-            found += map(int, path.read_text(encoding="ascii").split())
-    return found
+            pids += map(int, path.read_text(encoding="ascii").split())
+    return pids
 
 
 # The attacks.
 
 
 def all_attacks(port: int) -> dict[str, Attack]:
-    """By name. port: where the hostile host listens"""
+    """Return all attacks by name. port: the port of the hostile host"""
     host = f"http://{HOST}:{port}"
     small = picture(128, 128)
     bodies: dict[str, Callable[[], bytes]] = {
@@ -219,7 +244,7 @@ def _naming(url: str) -> bytes:
 
 
 class _Posting:
-    """Sends a body that is made once, when it is first needed."""
+    """Sends a body, which is made once, on first use."""
 
     def __init__(self, make: Callable[[], bytes]) -> None:
         self._make = lru_cache(make)
@@ -236,7 +261,7 @@ class _Posting:
 
 
 def dripping(url: str, connections: int = 100, seconds: float = 4.0) -> int:
-    """Many requests whose bodies come byte by byte."""
+    """Send many requests whose bodies arrive byte by byte."""
     parts = urlsplit(url)
     head = f"POST /rerank HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
     head += "Content-Length: 1000000\r\n\r\n{"
@@ -259,7 +284,7 @@ def dripping(url: str, connections: int = 100, seconds: float = 4.0) -> int:
 
 @lru_cache(maxsize=1)
 def packed_twice() -> bytes:
-    """200 MB of zeros, in less than a kilobyte."""
+    """Return 200 MB of zeros, compressed twice to less than a kilobyte."""
     return gzip.compress(gzip.compress(bytes(200_000_000), 1))
 
 
@@ -284,8 +309,8 @@ class _Hostile(BaseHTTPRequestHandler):
 
 @contextmanager
 def hostile_host() -> Iterator[int]:
-    """The port of a host of this machine that sends too slowly (/drip) or too much (/packed)."""
-    packed_twice()  # now, not while others are timed
+    """Run a host on this machine that sends too slowly (/drip) or too much (/packed). Yields its port."""
+    packed_twice()  # before anything is timed
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hostile)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -298,7 +323,7 @@ def hostile_host() -> Iterator[int]:
 
 @contextmanager
 def host_known() -> Iterator[None]:
-    """Inside, the fetcher of this process takes the hostile host for a public one."""
+    """Make the fetcher of this process take the hostile host for a public one."""
     from radical_rerank.service.fetch import SafeFetcher
 
     known = SafeFetcher._address

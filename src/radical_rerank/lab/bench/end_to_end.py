@@ -1,4 +1,4 @@
-"""Images in, ranking out: with a cold and a warm vision cache, both scorers, and how time grows with N."""
+"""Whole rankings: with a cold and a warm vision cache, both scorers, and how time grows with N."""
 
 from __future__ import annotations
 
@@ -15,20 +15,29 @@ from radical_rerank.backbones import Backbone
 from radical_rerank.errors import ScoringError
 from radical_rerank.lab.bench.models import bench_model, bench_processor, bench_tokenizer
 from radical_rerank.lab.bench.timing import Ratio, interleaved, phases
+from radical_rerank.lab.paper import COUNTS, MODEL
 from radical_rerank.progress import Progress, silent
 from radical_rerank.reranking import Reranker
 from radical_rerank.reranking.calibration import generated_list
 from radical_rerank.reranking.results import PruningReport
 
 VARIANTS = ("dense_cold", "dense_warm", "pruned_cold", "pruned_warm")
+"""with and without pruning, with a cold and a warm vision cache"""
+PAPER_SIZE = (480, 384)
+"""pictures of 180 visual tokens, as in the paper"""
 
 
 @dataclass(frozen=True)
 class EndToEnd:
-    """Median seconds per list by variant, and what they are made of.
+    """Median seconds per list, and their parts.
 
-    speedup: dense without the cache over pruned with it
-    parts: of the pruned run with a warm cache; phases: of both warm runs, prefill and decode
+    Args:
+        candidates: candidates per list
+        scorer: "logits" or "generate"
+        seconds: by variant, see `VARIANTS`
+        speedup: dense with a cold cache over pruned with a warm cache
+        parts: seconds by part, of pruned with a warm cache
+        phases: seconds of "prefill" and "decode", of both variants with a warm cache
     """
 
     candidates: int
@@ -40,16 +49,16 @@ class EndToEnd:
 
 
 def paper_backbone(width: int) -> Backbone:
-    """A random model of the 4B's depth and proportions, and its name."""
+    """Make a random model with the depth and the proportions of the paper's, at another width."""
     model = bench_model(width, 36)
-    model.config._name_or_path = "Qwen/Qwen3-VL-4B-Instruct"  # its depth, so its trust profile fits
+    model.config._name_or_path = MODEL  # the paper's trust profile fits, because the depth is the same
     return Backbone(model, bench_tokenizer(), bench_processor())
 
 
 def run_end_to_end(
     backbone: Backbone,
     *,
-    counts: Sequence[int] = (5, 10, 20, 50),
+    counts: Sequence[int] = COUNTS,
     scorers: Sequence[str] = ("logits",),
     method: str = "radical",
     keep: float = 0.2,
@@ -57,7 +66,17 @@ def run_end_to_end(
     rounds: int = 5,
     progress: Progress = silent,
 ) -> list[EndToEnd]:
-    """size: width and height that the pictures are brought to; None: as they are."""
+    """Time whole rankings, for every scorer and number of candidates.
+
+    Args:
+        backbone: the model
+        counts: numbers of candidates
+        scorers: "logits", "generate"
+        method, keep: the pruning method and its budget
+        size: width and height to which the pictures are resized; by default they stay as they are
+        rounds: how many interleaved rounds; medians are reported
+        progress: shows the progress
+    """
     return [
         _measured(backbone, scorer, count, method, keep, size, rounds, progress)
         for scorer in scorers
@@ -90,7 +109,7 @@ def _measured(
 
     def ranked(name: str) -> None:
         reports: Sequence[PruningReport] = ()
-        # Random weights write no order; the time that it takes is spent all the same.
+        # Random weights do not generate an order, but they take the same time.
         with phases(backbone.model) as phase, suppress(ScoringError):
             reports = rerankers[name].rank(query, images).reports
         for kind, seconds in phase.items():
@@ -112,12 +131,17 @@ def _measured(
 
 
 def _medians(values: dict[str, list[float]]) -> dict[str, float]:
-    """Without the first round, which fills the cache."""
-    return {name: float(np.median(found[1:])) for name, found in values.items()}
+    """Return the medians without the first round, which fills the cache."""
+    return {name: float(np.median(seconds[1:])) for name, seconds in values.items()}
 
 
 def growth(results: Sequence[EndToEnd], variant: str) -> float:
-    """The exponent b of time = a · N^b, fitted in logarithms."""
+    """Return the exponent b of seconds = a · N^b, fitted in logarithms.
+
+    Args:
+        results: results for several N
+        variant: one of `VARIANTS`
+    """
     x = [math.log(result.candidates) for result in results]
     y = [math.log(result.seconds[variant]) for result in results]
     return float(np.polyfit(x, y, 1)[0])

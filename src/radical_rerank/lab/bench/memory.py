@@ -1,4 +1,4 @@
-"""Peak memory of tensors, wherever they are allocated."""
+"""Peak memory of tensors on any device."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from torch.utils._pytree import tree_leaves
 
 
 class PeakMemory(TorchDispatchMode):
-    """Bytes of tensors alive at once, of those made inside the context."""
+    """A context that measures the memory of the tensors that are made inside it.
+
+    `peak` is the largest number of bytes that were alive at once.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 

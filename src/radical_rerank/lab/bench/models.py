@@ -1,4 +1,4 @@
-"""Random models of the paper's shape, for timing."""
+"""Random models with the proportions of the paper's, for timing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CHAT_TEMPLATE = (
 
 
 def bench_tokenizer() -> Any:
-    """A word-level tokenizer: the letters, a few words, everything else unknown."""
+    """Make a word-level tokenizer that knows the letters and a few words."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -54,9 +54,14 @@ def bench_tokenizer() -> Any:
 
 
 def bench_model(width: int, num_layers: int, seed: int = 0) -> Any:
-    """A random Qwen3-VL with the 4B's proportions at another width.
+    """Make a random Qwen3-VL with the proportions of the 4B at another width.
 
-    The 4B: width 2560, 32 heads and 8 key-value heads of 128, MLP 9728; 24 vision blocks of width 1024.
+    The 4B has width 2560, 32 heads and 8 key-value heads of 128, MLP 9728, 24 vision blocks of width 1024.
+
+    Args:
+        width: the hidden size
+        num_layers: decoder layers
+        seed: seeds the weights
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
@@ -98,7 +103,7 @@ def bench_model(width: int, num_layers: int, seed: int = 0) -> Any:
 
 
 def bench_processor() -> Any:
-    """The 4B's image processor: 16 pixels a patch, 2 × 2 patches a token."""
+    """Make the image processor of the 4B: 16 pixels per patch, 2 × 2 patches per token."""
     from transformers import Qwen2VLImageProcessorPil
 
     size = {"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096}

@@ -1,4 +1,4 @@
-"""The service under load: what it adds to a ranking, whom it turns away, what it keeps in memory."""
+"""The service under load: its overhead, its latency when overloaded, and its memory."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ import uvicorn
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.lab.bench.timing import Ratio, interleaved
+from radical_rerank.lab.paper import CANDIDATES
 from radical_rerank.progress import Progress, silent
 from radical_rerank.reranking import Reranker
 from radical_rerank.reranking.calibration import generated_list
@@ -34,11 +35,15 @@ from radical_rerank.service.settings import Settings
 
 @dataclass(frozen=True)
 class ServiceResult:
-    """overhead: one client's request over a direct `Reranker.rank` of the same encoded images, of lists that
-    neither has seen
-    unloaded, loaded: seconds of a request alone (median) and of those let in at twice the load (p95)
-    statuses: how that load was answered
-    megabytes: resident memory gained over `requests` requests after the first tenth
+    """Measurements of the service.
+
+    Args:
+        overhead: a request over a direct call of `Reranker.rank` with the same images, for new lists
+        unloaded: median seconds of a single request
+        loaded: 95th percentile of the seconds of accepted requests at twice the load
+        statuses: HTTP statuses at twice the load, with their counts
+        requests: requests over which memory was measured
+        megabytes: growth of resident memory over these requests, after the first tenth
     """
 
     overhead: Ratio
@@ -52,13 +57,22 @@ class ServiceResult:
 def run_service(
     model: str,
     *,
-    candidates: int = 20,
+    candidates: int = CANDIDATES,
     rounds: int = 15,
     seconds: float = 30.0,
     requests: int = 2000,
     progress: Progress = silent,
 ) -> ServiceResult:
-    """The service is a process of its own, as people run it."""
+    """Measure the service, which runs in its own process.
+
+    Args:
+        model: a model id or a folder
+        candidates: candidates per request
+        rounds: rounds of the overhead
+        seconds: how long the overload lasts
+        requests: requests over which memory is measured
+        progress: shows the progress
+    """
     with serving(model, patience=100.0) as (url, process), httpx.Client(base_url=url, timeout=120) as http:
         overhead = _overhead(Backbone.from_pretrained(model), http, candidates, rounds, progress)
         before = 0.0
@@ -84,11 +98,12 @@ def run_service(
 def _overhead(
     backbone: Backbone, http: httpx.Client, candidates: int, rounds: int, progress: Progress
 ) -> Ratio:
+    """Compare requests with direct calls."""
     direct = Reranker(backbone, "radical", keep=0.2)
     work = [request_of(1000 + seed, candidates) for seed in range(rounds + 1)]
     turn = {"direct": iter(work), "service": iter(work)}
 
-    def by_hand() -> None:
+    def directly() -> None:
         images, body = next(turn["direct"])
         direct.rank(body["query"], images)
 
@@ -96,13 +111,19 @@ def _overhead(
         http.post("/rerank", json=next(turn["service"])[1]).raise_for_status()
 
     times = interleaved(
-        {"service": by_request, "direct": by_hand}, rounds, progress=progress, label="overhead"
+        {"service": by_request, "direct": directly}, rounds, progress=progress, label="overhead"
     )
     return times.ratio("service", "direct")
 
 
 def closed_loop(http: httpx.Client, work: Sequence[dict[str, Any]], clients: int) -> float:
-    """Lists per second that so many clients get, each asking again when it is answered."""
+    """Return the lists per second of several clients that each send a request when the last is answered.
+
+    Args:
+        http: a client of the service
+        work: the requests
+        clients: how many clients
+    """
     start = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         for answer in pool.map(lambda body: http.post("/rerank", json=body), work):
@@ -111,7 +132,10 @@ def closed_loop(http: httpx.Client, work: Sequence[dict[str, Any]], clients: int
 
 
 def _open_loop(http: httpx.Client, candidates: int, seconds: float) -> tuple[float, list[tuple[int, float]]]:
-    """The median of a request alone; of all that came at twice the rate that it allows, (status, seconds)."""
+    """Send requests at twice the rate that the service can answer.
+
+    Returns the median seconds of a single request, and (status, seconds) of each request under load.
+    """
 
     def ask(body: dict[str, Any]) -> tuple[int, float]:
         start = time.perf_counter()
@@ -131,7 +155,7 @@ def _open_loop(http: httpx.Client, candidates: int, seconds: float) -> tuple[flo
 
 
 def request_of(seed: int, candidates: int) -> tuple[list[bytes], dict[str, Any]]:
-    """A list's encoded images, and the same as a request."""
+    """Return the encoded images of a generated list, and the request with them."""
     query, pictures = generated_list(seed, candidates)
     images = []
     for image in pictures:
@@ -143,7 +167,12 @@ def request_of(seed: int, candidates: int) -> tuple[list[bytes], dict[str, Any]]
 
 @contextmanager
 def listening(backbone: Backbone, **limits: Any) -> Iterator[str]:
-    """The address of a service of this model on a free port of this machine."""
+    """Run a service in a thread of this process, on a free port. Yields its address.
+
+    Args:
+        backbone: the model
+        limits: settings of the service
+    """
     settings = Settings(**limits)
     app = create_app(settings, Local(settings, load=lambda: backbone))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on"))
@@ -151,7 +180,7 @@ def listening(backbone: Backbone, **limits: Any) -> Iterator[str]:
     thread.start()
     while not server.started:
         if not thread.is_alive():
-            raise RuntimeError("the server does not start")
+            raise RuntimeError("the server did not start")
         time.sleep(0.02)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
@@ -169,10 +198,13 @@ def serving(
     program: Sequence[str] = ("-m", "radical_rerank.cli"),
     **limits: Any,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """The address and the process of `radical serve` on a free port of this machine.
+    """Run `radical serve` in its own process, on a free port. Yields its address and its process.
 
-    within: seconds until it must be ready
-    program: the command line, as Python is told to run it
+    Args:
+        model: a model id or a folder
+        within: seconds after which it must be ready
+        program: Python's arguments that run the command line
+        limits: options of `radical serve`
     """
     port, end = str(free_port()), time.monotonic() + within
     given = [part for name, value in limits.items() for part in (f"--{name.replace('_', '-')}", str(value))]
@@ -182,7 +214,7 @@ def serving(
     try:
         while not _ready(url):
             if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"the server does not start: {' '.join(command)}")
+                raise RuntimeError(f"the server did not start: {' '.join(command)}")
             time.sleep(0.1)
         yield url, process
     finally:
@@ -194,9 +226,10 @@ def serving(
 
 
 def free_port() -> int:
+    """Return a free port of this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+        return int(free.getsockname()[1])
 
 
 def _ready(url: str) -> bool:
@@ -207,7 +240,7 @@ def _ready(url: str) -> bool:
 
 
 def resident(process: int | str = "self") -> float:
-    """Megabytes of a process, where the system tells."""
+    """Return the resident memory of a process in megabytes; nan if the system does not provide it."""
     try:
         with open(f"/proc/{process}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -1,4 +1,4 @@
-"""Interleaved timing: noise that comes and goes hits all variants alike."""
+"""Interleaved timing: background noise affects all variants equally."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ from radical_rerank.progress import Progress, silent
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median over rounds with its quartiles; best: of the two best times, which noise moves least."""
+    """A ratio of two times.
+
+    Args:
+        median: the median over rounds
+        low, high: the quartiles over rounds
+        best: the ratio of the two shortest times, which noise changes least
+    """
 
     median: float
     low: float
@@ -33,15 +39,22 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds per variant, one value per round."""
+    """Seconds per variant, one value per round.
+
+    Example:
+        >>> times = Times({"a": [1.0, 2.0, 3.0], "b": [2.0, 4.0, 6.0]})
+        >>> times.median("a"), times.ratio("a", "b").median
+        (2.0, 0.5)
+    """
 
     seconds: dict[str, list[float]]
 
     def median(self, name: str) -> float:
+        """Return the median seconds of a variant."""
         return statistics.median(self.seconds[name])
 
     def ratio(self, above: str, below: str) -> Ratio:
-        """above / below, round by round."""
+        """Return the ratio of two variants, computed within each round."""
         one, other = self.seconds[above], self.seconds[below]
         values = [a / b for a, b in zip(one, other, strict=True)]
         quartiles = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
@@ -50,21 +63,28 @@ class Times:
 
 @dataclass(frozen=True)
 class StepTimes(Times):
-    """The same, with what each step of a round took. A variant's time is the sum of its steps' medians over
-    the rounds (best: of their minima), so that a disturbance costs a step and not a round."""
+    """Seconds per variant, round and step.
+
+    The time of a variant is the sum over its steps of their medians over rounds (of their minima for
+    `Ratio.best`). A disturbance then affects one step and not a whole round.
+
+    Args:
+        steps: per variant and round the seconds of each step
+    """
 
     seconds: dict[str, list[float]] = field(init=False)
     steps: dict[str, list[list[float]]]
-    """round by round, step by step"""
 
     def __post_init__(self) -> None:
-        totals = {name: [sum(found) for found in rounds] for name, rounds in self.steps.items()}
+        totals = {name: [sum(steps) for steps in rounds] for name, rounds in self.steps.items()}
         object.__setattr__(self, "seconds", totals)
 
     def median(self, name: str) -> float:
+        """Return the sum over steps of their median seconds."""
         return self._sum(statistics.median, name)
 
     def ratio(self, above: str, below: str) -> Ratio:
+        """Return the ratio of two variants. The quartiles are those of whole rounds."""
         return replace(
             super().ratio(above, below),
             median=self.median(above) / self.median(below),
@@ -82,7 +102,14 @@ def interleaved(
     progress: Progress = silent,
     label: str = "timing",
 ) -> Times:
-    """Each round runs every variant once, in an order that turns; the first round is not counted."""
+    """Time variants in turn. Every round runs each variant once, in a rotating order.
+
+    Args:
+        variants: what to time, by name
+        rounds: how many rounds count; one more runs first to warm up
+        progress: shows the progress
+        label: the label of the progress
+    """
     names = list(variants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     turns = [
@@ -104,20 +131,27 @@ def lockstep(
     progress: Progress = silent,
     label: str = "timing",
 ) -> StepTimes:
-    """Interleaved more finely: each round runs all variants at once, in turns of one module each.
+    """Time variants in turn, module by module.
 
-    A variant is what runs and the modules (its own, in the order of their calls) before each of which it
-    hands on to the next variant. Only one runs at any moment, and what is compared lies fractions of a
-    second apart, so that noise longer than that hits all alike. The first round is not counted.
+    Every round runs all variants together. Each stops before every one of its modules and lets the next
+    variant run, so only one runs at any moment. Noise that lasts longer than a fraction of a second then
+    affects all variants equally.
+
+    Args:
+        variants: by name, what to time, and its modules in the order of their calls; variants must not
+            share modules
+        rounds: how many rounds count; one more runs first to warm up
+        progress: shows the progress
+        label: the label of the progress
     """
     steps: dict[str, list[list[float]]] = {name: [] for name in variants}
     draw = random.Random(0)
     for number in progress(range(rounds + 1), label):
-        # Threads differ by their memory: nobody keeps the same one.
+        # Threads differ in their memory, so every round gives a variant a new one.
         runners = {name: _Runner(*variants[name]) for name in draw.sample(list(variants), len(variants))}
         live = list(runners.values())
         while live:
-            draw.shuffle(live)  # so that nobody always follows the same one
+            draw.shuffle(live)  # no variant always follows the same other one
             for runner in live:
                 runner.step()
             live = [runner for runner in live if not runner.done]
@@ -130,7 +164,7 @@ def lockstep(
 
 
 class _Runner:
-    """One variant in a thread of its own, which stops before each of its modules."""
+    """Runs one variant in its own thread, which stops before each of its modules."""
 
     def __init__(self, run: Callable[[], object], modules: Sequence[nn.Module]) -> None:
         self._run, self._modules = run, modules
@@ -141,6 +175,7 @@ class _Runner:
         threading.Thread(target=self._work, daemon=True).start()
 
     def step(self) -> None:
+        """Let the variant run up to its next module."""
         start = time.perf_counter()
         self._go.release()
         self._back.acquire()
@@ -152,7 +187,7 @@ class _Runner:
         try:
             self._run()
             _synchronize()
-        except BaseException as error:  # raised where the rounds are counted
+        except BaseException as error:  # the caller's thread raises it
             self.error = error
         for handle in handles:
             handle.remove()
@@ -172,7 +207,11 @@ def _synchronize() -> None:
 
 @contextmanager
 def phases(model: Any) -> Iterator[dict[str, list[float]]]:
-    """Seconds of the decoder's calls inside: "prefill" of whole prompts, "decode" of single tokens."""
+    """Measure the decoder's calls inside the context.
+
+    Yields a dict that is filled with the seconds of each call: "prefill" for prompts, "decode" for single
+    tokens.
+    """
     spent: dict[str, list[float]] = {"prefill": [], "decode": []}
     started = 0.0
 

@@ -1,1 +1,1 @@
-"""For people: pages, overlays, tables, plots."""
+"""The paper's experiments: their settings, how they run, and their tables and plots."""

@@ -1,4 +1,4 @@
-"""The paper's experiments as lists of settings: what runs, on which data, and what it is compared with."""
+"""The settings of the paper's experiments."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from radical_rerank.errors import InputError
 from radical_rerank.lab.datasets import Dataset
+from radical_rerank.lab.paper import COUNTS
 from radical_rerank.lab.records import Cell, Records
 from radical_rerank.lab.runner import Pools, Runner
 from radical_rerank.method import STRATEGIES
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import build
 
-KEEPS = (0.2, 0.1)
-"""the paper's budgets"""
 COMPARED = ("radical", "fastv", "pyramiddrop", "sparsevlm", "dart", "visionzip", "lowres", "random")
+"""the methods that the paper compares"""
 TITLES = {
     "dense": "Dense",
     "radical": "RaDiCal",
@@ -30,6 +30,7 @@ TITLES = {
     "dynres-qrel": "DynRes-QRel",
     "dynres-dti": "DynRes-DTI",
 }
+"""the methods' names in tables"""
 ABLATION: dict[str, dict[str, Any]] = {
     "full": {},
     "w/o DTI (α = 0)": {"alpha": 0.0},
@@ -41,26 +42,40 @@ ABLATION: dict[str, dict[str, Any]] = {
     "CCU only": {"prior": "uniqueness"},
     "w/o token scoring": {"prior": "random", "alpha": 1.0},
 }
-
-
+"""RaDiCal's options for each row of the ablation"""
 ADAPTIVE = Cell("SparseVLM, adaptive", "sparsevlm", options={"budget": "adaptive"})
-"""SparseVLM's first version sets its own budget: it stands beside the methods that meet R, not among them"""
+"""SparseVLM's first version, which sets its own budget: it is not compared at the budget R"""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`cells` are built from the budgets asked for; every cell runs under every seed."""
+    """An experiment that is a list of settings. Every setting runs under every seed.
+
+    Args:
+        about: what it shows
+        cells: makes the settings from the budgets
+        axis: the option that varies, if the result is a curve: a key of the cells' `data` or `options`
+    """
 
     about: str
     cells: Callable[[Sequence[float]], list[Cell]]
     axis: str = ""
-    """what varies, where the result is a curve: the name among the cells' `data` or `options`"""
 
 
 def compared(names: Sequence[str], keeps: Sequence[float], **data: Any) -> list[Cell]:
-    """Dense, and these methods at these budgets, on data of these options."""
+    """Return Dense and these methods at these budgets.
+
+    Args:
+        names: names of methods; an unknown one is an InputError
+        keeps: the budgets
+        data: options of the data set
+
+    Example:
+        >>> [cell.name for cell in compared(["radical"], [0.2, 0.1])]
+        ['Dense', 'RaDiCal 20%', 'RaDiCal 10%']
+    """
     for name in names:
-        build(name)  # an unknown one is told at once
+        build(name)
     return [Cell("Dense", "dense", data=data)] + [
         Cell(f"{TITLES[name]} {keep:.0%}", name, keep, data=data)
         for keep in keeps
@@ -70,13 +85,13 @@ def compared(names: Sequence[str], keeps: Sequence[float], **data: Any) -> list[
 
 
 def seeded(cells: Sequence[Cell], seeds: Sequence[int]) -> list[Cell]:
-    """Every cell under every seed, once."""
+    """Return every setting under every seed, without repetition."""
     every = [replace(cell, seed=seed) for cell in cells for seed in seeds]
     return list({cell.key: cell for cell in every}.values())
 
 
 def _variants(variants: dict[str, dict[str, Any]], keep: float) -> list[Cell]:
-    """Dense, and RaDiCal with each of these options."""
+    """Return Dense and RaDiCal with each of these options."""
     return compared([], []) + [
         Cell(name, "radical", keep, options=options) for name, options in variants.items()
     ]
@@ -84,7 +99,7 @@ def _variants(variants: dict[str, dict[str, Any]], keep: float) -> list[Cell]:
 
 def _candidates(keeps: Sequence[float]) -> list[Cell]:
     names = ("radical", "pyramiddrop", "fastv", "random")
-    return [cell for count in (5, 10, 20, 50) for cell in compared(names, keeps, count=count)]
+    return [cell for count in COUNTS for cell in compared(names, keeps, count=count)]
 
 
 def _pareto(keeps: Sequence[float]) -> list[Cell]:
@@ -125,6 +140,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "pareto": Experiment("quality against cost", _pareto),
 }
+"""the experiments that are a list of settings, by name"""
 
 
 def run_experiment(
@@ -139,13 +155,25 @@ def run_experiment(
     pools: Pools | None = None,
     progress: Progress = silent,
 ) -> list[Cell]:
-    """Run what is missing; returns all cells.
+    """Run an experiment, except where a record exists already.
 
-    data: a data set, or a function that opens one (by the cells' `data` options)
+    Args:
+        experiment: the experiment
+        runner: the model and its options
+        records: where existing records are looked up and new ones are added
+        keeps: the budgets
+        seeds: the seeds
+        limit: queries per setting
+        data: a data set, or a function that opens one with the cells' `data` as options
+        pools: the candidates of a first stage, if the data set has no lists of its own
+        progress: shows the progress over queries
+
+    Returns:
+        All settings, under all seeds.
     """
     cells = seeded(experiment.cells(keeps), seeds)
     if isinstance(data, Dataset) and any(cell.data for cell in cells):
-        raise InputError("this experiment varies its data set: it runs on a testbed only")
+        raise InputError("this experiment varies its data set, so it runs only on a testbed")
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(repr(sorted(cell.data.items())), []).append(cell)

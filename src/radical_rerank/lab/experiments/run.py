@@ -1,4 +1,4 @@
-"""Runs an experiment and presents it: records, then tables and plots made from the records alone."""
+"""Runs an experiment: first the records, then tables and plots that are made from the records alone."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from typing import Any
 
 from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.lab.experiments import studies
-from radical_rerank.lab.experiments.definitions import EXPERIMENTS, KEEPS
+from radical_rerank.lab.experiments.definitions import EXPERIMENTS
 from radical_rerank.lab.experiments.setup import Setup
-from radical_rerank.lab.metrics import SEEDS
+from radical_rerank.lab.paper import KEEPS, SEEDS, published
 from radical_rerank.lab.plots import bars, curves, pareto
 from radical_rerank.lab.records import RunFolder
 from radical_rerank.lab.runner import Runner
-from radical_rerank.lab.tables import published, summarize, write_tables
+from radical_rerank.lab.tables import summarize, write_tables
 from radical_rerank.lab.testbed import Testbed
 from radical_rerank.progress import Progress, silent
 
 
 @dataclass(frozen=True)
 class Study:
-    """An experiment that is more than a list of settings."""
+    """An experiment that is more than a list of settings.
+
+    Args:
+        about: what it shows
+        run: runs it and returns the rows of its table
+    """
 
     about: str
     run: Callable[[Setup], list[Any]]
@@ -36,6 +41,7 @@ STUDIES: dict[str, Study] = {
     "diagnose": Study("reliability z_l and entropy, layer by layer", studies.diagnosis),
     "cases": Study("which tokens each method keeps, as pictures", studies.cases),
 }
+"""the experiments that are more than a list of settings, by name"""
 
 
 def run_study(
@@ -49,7 +55,23 @@ def run_study(
     limit: int,
     progress: Progress = silent,
 ) -> list[Any]:
-    """Run an experiment and write its records, tables and plots to `out / name`."""
+    """Run an experiment and write its records, tables and plots to `out / name`.
+
+    Records that exist already are not computed again: a run that was interrupted continues.
+
+    Args:
+        name: a name from `EXPERIMENTS` or `STUDIES`
+        runner: the model and its options
+        testbed: the data
+        out: the parent folder
+        keeps: the budgets
+        seeds: the seeds; each one shuffles the candidates
+        limit: queries per setting
+        progress: shows the progress
+
+    Returns:
+        The rows of the table: `TableRow`s, or dicts if its rows are not settings.
+    """
     with RunFolder(out / name) as folder:
         command = command_of(name, runner, keeps=keeps, seeds=seeds, limit=limit)
         setup = Setup(runner, testbed, folder, command, keeps, seeds, limit, progress)
@@ -57,7 +79,7 @@ def run_study(
 
 
 def command_of(name: str, runner: Runner, *, keeps: Sequence[float], seeds: Sequence[int], limit: int) -> str:
-    """What makes the same table again."""
+    """Return the command line that repeats an experiment."""
     parts = [f"radical experiment {name} --limit {limit}"]
     if tuple(keeps) != KEEPS:
         parts.append(f"--keep {' '.join(f'{keep:g}' for keep in keeps)}")
@@ -70,7 +92,7 @@ def command_of(name: str, runner: Runner, *, keeps: Sequence[float], seeds: Sequ
 
 
 def _run(name: str, setup: Setup) -> list[Any]:
-    """Run an experiment that is a list of settings."""
+    """Run an experiment that is a list of settings, and write its table and plot."""
     experiment, records, keeps = EXPERIMENTS[name], setup.folder.records(), setup.keeps
     setup.run(experiment, records)
     # Settings that do not name their budget were published at 20%.

@@ -1,4 +1,4 @@
-"""What every experiment is given."""
+"""What every experiment gets."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ from radical_rerank.progress import Progress
 
 @dataclass(frozen=True)
 class Setup:
-    """The model, the data, the folder, and the size of an experiment.
+    """The model, the data, the folder and the size of an experiment.
 
-    command: the command line that makes the same table again
+    Args:
+        runner: the model and its options
+        testbed: the data
+        folder: where records, tables and plots are written
+        command: the command line that repeats the experiment
+        keeps: the budgets
+        seeds: the seeds
+        limit: queries per setting
+        progress: shows the progress
     """
 
     runner: Runner
@@ -29,7 +37,7 @@ class Setup:
     progress: Progress
 
     def run(self, experiment: Experiment, records: Records) -> list[Cell]:
-        """Run what is missing on the testbed's lists; returns all cells."""
+        """Run an experiment on the testbed's lists, except where a record exists. Returns all settings."""
         return run_experiment(
             experiment,
             self.runner,

@@ -1,5 +1,5 @@
 const $ = id => document.getElementById(id);
-const state = { pictures: [], dense: null, pruned: null };
+const state = { images: [], dense: null, pruned: null };
 
 function say(text, bad = false) {
   $("status").textContent = text;
@@ -10,11 +10,11 @@ async function call(path, body) {
   if ($("key").value) headers.Authorization = `Bearer ${$("key").value}`;
   const answer = await fetch(path, body && { method: "POST", headers, body: JSON.stringify(body) });
   const data = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(data.error ? data.error.message : `the service answers ${answer.status}`);
+  if (!answer.ok) throw new Error(data.error ? data.error.message : `the service returned status ${answer.status}`);
   return data;
 }
 
-// Pictures.
+// Images.
 const read = file => new Promise((good, bad) => {
   const reader = new FileReader();
   reader.onload = () => good(reader.result);
@@ -25,22 +25,22 @@ async function add(uri, name) {
   const image = new Image();
   image.alt = name;
   image.src = uri;
-  try { await image.decode(); } catch { throw new Error(`${name} is not a picture`); }
-  const picture = { uri, image, name };
-  state.pictures.push(picture);
+  try { await image.decode(); } catch { throw new Error(`${name} is not an image`); }
+  const entry = { uri, image, name };
+  state.images.push(entry);
   const button = make($("pictures"), "button");
   button.type = "button";
   button.title = button.ariaLabel = `Remove ${name}`;
   button.append(image);
   button.addEventListener("click", () => {
-    state.pictures.splice(state.pictures.indexOf(picture), 1);
+    state.images.splice(state.images.indexOf(entry), 1);
     (button.nextElementSibling ?? button.previousElementSibling ?? $("drop")).focus();
     button.remove();
-    $("results").hidden = true; // it speaks of other pictures
+    $("results").hidden = true; // it shows the ranking of other images
     say(count());
   });
 }
-const count = () => `${state.pictures.length} picture${state.pictures.length === 1 ? "" : "s"}`;
+const count = () => `${state.images.length} image${state.images.length === 1 ? "" : "s"}`;
 async function addFiles(files) {
   const problems = [];
   for (const file of files) {
@@ -50,7 +50,7 @@ async function addFiles(files) {
   say([count(), ...problems].join("; "), problems.length > 0);
 }
 function clear() {
-  state.pictures = [];
+  state.images = [];
   $("pictures").replaceChildren();
   $("results").hidden = true;
   say("");
@@ -62,12 +62,12 @@ for (const [kind, over] of [["dragover", true], ["dragleave", false], ["drop", f
 addEventListener("drop", event => addFiles(event.dataTransfer.files));
 $("files").addEventListener("change", async event => {
   await addFiles([...event.target.files]);
-  event.target.value = ""; // so that the same file can be chosen again
+  event.target.value = ""; // allows choosing the same file again
 });
 $("clear").addEventListener("click", clear);
 $("sample").addEventListener("click", async () => {
   clear();
-  say("drawing a sample gallery …");
+  say("loading a sample gallery …");
   try {
     const sample = await call(`/v1/sample?seed=${Math.floor(Math.random() * 1000)}`);
     for (const [i, uri] of sample.images.entries()) await add(uri, `scene ${i + 1}`);
@@ -80,22 +80,22 @@ $("sample").addEventListener("click", async () => {
 $("keep").addEventListener("input", () => { $("kept").textContent = `${$("keep").value}%`; });
 $("form").addEventListener("submit", async event => {
   event.preventDefault();
-  if (state.pictures.length < 2) { say("add at least two pictures", true); return; }
+  if (state.images.length < 2) { say("add at least two images", true); return; }
   $("rank").disabled = true;
   say("ranking …");
   try {
-    const body = { query: $("query").value, documents: state.pictures.map(p => ({ image: p.uri })),
+    const body = { query: $("query").value, documents: state.images.map(p => ({ image: p.uri })),
                    return_survivors: true };
     const dense = await call("/v1/rerank", { ...body, method: "dense" });
     const pruned = await call("/v1/rerank", { ...body, method: $("method").value, keep: $("keep").value / 100 });
     Object.assign(state, { dense, pruned });
-    say(`${count()} ranked; ${show()} changed place`);
+    say(`${count()} ranked; ${show()} changed places`);
   } catch (error) { say(error.message, true); }
   $("rank").disabled = false;
 });
 function show() {
   const report = state.pruned.pruning.at(-1), whole = state.dense.pruning.at(-1);
-  // Encoding is shared through the cache: the decoder's time is what pruning changes.
+  // Both requests share cached image features, so only the time of the decoder and of pruning is compared.
   const seconds = r => r.seconds.decoder + r.seconds.prior + r.seconds.selection;
   $("pruned-name").textContent = `${report.method}, ${Math.round(100 * report.keep)}% kept`;
   $("facts").replaceChildren();
@@ -122,7 +122,7 @@ function show() {
     $("stage-name").textContent = slider.ariaValueText = stage.label;
     for (const [index, canvas] of canvases) {
       const place = report.indices.indexOf(index);
-      const { image } = state.pictures[index];
+      const { image } = state.images[index];
       paint(canvas, image, report.blocks[place], place < 0 ? null : stage.alive?.[place], scaleOf(image));
     }
   };
@@ -135,7 +135,7 @@ function grid(box, results, before) {
   box.replaceChildren();
   return results.map((result, place) => {
     const item = make(box, "li");
-    const { image, name } = state.pictures[result.index];
+    const { image, name } = state.images[result.index];
     const canvas = make(item, "canvas");
     paint(canvas, image, [], null, scaleOf(image));
     const moved = before ? before.get(result.index) - place : 0;

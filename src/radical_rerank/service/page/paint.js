@@ -1,11 +1,11 @@
-// Shared by the page of rankings, which inlines it, and the service's page, which loads it.
+// Used by the service's page and, inlined, by the report page.
 const make = (parent, tag, text, cls) => {
   const node = parent.appendChild(document.createElement(tag));
   if (text !== undefined) node.textContent = text;
   if (cls) node.className = cls;
   return node;
 };
-// The whole picture grey and faint, then the parts whose tokens are alive as they are.
+// Draw the image pale and grey, then the patches of the tokens that are alive in colour.
 function paint(canvas, image, blocks, alive, scale) {
   canvas.width = Math.round(image.naturalWidth * scale);
   canvas.height = Math.round(image.naturalHeight * scale);
