@@ -11,9 +11,12 @@ from pathlib import Path
 
 MEGABYTES = 20
 EXTRAS = {"matplotlib": "lab", "ir_measures": "lab", "fastapi": "serve", "ray": "ray", "faiss": "retrieval"}
-COMMANDS = ["", "rank", "calibrate", "methods", "demo", "eval", "datasets", "experiment", "serve",
-            "scenes train", "scenes evaluate", "scenes card", "bench prefill", "bench end-to-end", "bench throughput",
-            "bench service", "bench attacks"]  # fmt: skip
+GROUPS = {
+    "": ["", "rank", "calibrate", "methods", "demo", "eval", "datasets", "experiment", "serve"],
+    "scenes": ["train", "evaluate", "card"],
+    "bench": ["prefill", "end-to-end", "throughput", "service", "attacks"],
+}
+COMMANDS = [[*group.split(), *command.split()] for group, commands in GROUPS.items() for command in commands]
 
 
 def main(wheel: Path) -> None:
@@ -31,8 +34,8 @@ def main(wheel: Path) -> None:
     assert report is not None
     assert report.visual_tokens_left < 0.25 * report.visual_tokens
     radical = str(Path(sys.executable).with_name("radical"))
-    for command in COMMANDS:
-        subprocess.run([radical, *command.split(), "--help"], check=True, stdout=subprocess.DEVNULL)
+    for words in COMMANDS:
+        subprocess.run([radical, *words, "--help"], check=True, stdout=subprocess.DEVNULL)
     with tempfile.TemporaryDirectory() as folder:
         for number, image in enumerate(images[:5]):
             image.save(f"{folder}/{number}.png")

@@ -30,8 +30,7 @@ from radical_rerank.lab.bench.attacks import HOST, Peak, all_attacks, children, 
 from radical_rerank.lab.bench.payloads import brackets, many_scans, numbers, picture, polyglot, request
 from radical_rerank.lab.bench.service import listening, resident
 from radical_rerank.reranking import Ranking
-from radical_rerank.service import readers as pool
-from radical_rerank.service.documents import MAX_SCANS
+from radical_rerank.service.documents import MAX_SCANS, Limits
 from radical_rerank.service.errors import ServiceError
 from radical_rerank.service.fetch import SafeFetcher, is_public
 from radical_rerank.service.intake import Intake, Memory
@@ -205,7 +204,7 @@ def test_what_takes_too_much_memory_is_refused_and_the_reader_replaced() -> None
         reader.stop()
 
 
-LIMITS = pool.Limits(("dense",), 10, 32_000_000, 45_000_000)
+LIMITS = Limits(("dense",), 10, 32_000_000, 45_000_000)
 
 
 def test_readers_are_small_and_end_with_the_service() -> None:

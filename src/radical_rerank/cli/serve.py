@@ -1,7 +1,5 @@
 """`radical serve`."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -79,8 +77,9 @@ def serve(
 ) -> None:
     """Serve reranking over HTTP, with a web page to try it.
 
-    Every setting can also be given in the environment: RADICAL_SERVE_QUEUE for --queue, and so on. More
-    limits are in docs/deploy.md.
+    Every setting can also be given in the environment: RADICAL_SERVE_QUEUE for --queue, and so on.
+
+    The guide docs/guides/service.md lists all settings.
     """
     settings = _settings(
         model=model,
@@ -117,7 +116,7 @@ def serve(
     wait()
 
 
-def _settings(**given: Any) -> Settings:
+def _settings(**given: Any) -> "Settings":
     """Return the settings: those that are given, else the environment's, else the defaults."""
     try:
         from pydantic import ValidationError
@@ -136,7 +135,7 @@ def _settings(**given: Any) -> Settings:
         raise InputError(f"{error}; write lists in the environment as JSON") from None
 
 
-def _run(settings: Settings, host: str, port: int) -> None:
+def _run(settings: "Settings", host: str, port: int) -> None:
     try:
         import uvicorn
 
