@@ -76,7 +76,6 @@ def test_patches_are_the_image_processor_s(untrained: Path) -> None:
         np.testing.assert_allclose(batch["pixel_values"], patches, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_packed_queries_score_as_single_prompts_do(untrained: Path) -> None:
     """Many queries behind one set of images, under the block mask, against the Reranker."""
     reranker = Reranker.from_pretrained(untrained, "dense")

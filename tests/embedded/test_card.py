@@ -14,18 +14,17 @@ from radical_rerank.embedded import DEFAULT_MODEL, MODELS
 from radical_rerank.embedded.scenes.card import write_card
 from radical_rerank.embedded.scenes.figures import Evaluation
 from radical_rerank.errors import InputError
-from radical_rerank.lab.records import RunFolder
 
 FOLDER = MODELS[DEFAULT_MODEL].folder
 
 
-def test_its_card_says_where_it_comes_from_and_what_was_measured(embedded: Backbone, tmp_path: Path) -> None:
+def test_its_card_says_where_it_comes_from_and_what_was_measured(embedded: Backbone) -> None:
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert re.search(r"commit `[0-9a-f]{40}`", card)
     assert "radical scenes train" in card
     assert "radical scenes evaluate" in card
     figures = json.loads((FOLDER / "figures.json").read_text(encoding="utf-8"))
-    groups = Evaluation(embedded, 1000).groups(RunFolder(tmp_path))
+    groups = Evaluation(embedded, 1000).groups()
     assert set(figures["figures"]) == {name for names in groups for name in names}
     for name, values in figures["figures"].items():
         if "MRR@10" in values:

@@ -24,7 +24,10 @@ def scenes_evaluate(
     lists: Annotated[int, typer.Option(min=1, help="Held-out lists per figure.")] = 1000,
     out: Annotated[
         str | None,
-        typer.Option(help="A JSON file to keep the figures in. Run the command again to continue."),
+        typer.Option(
+            help="Keep the figures in this JSON file, and the rankings in a folder beside it. If the run is "
+            "stopped, the same command continues it."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

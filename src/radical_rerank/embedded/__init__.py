@@ -14,8 +14,9 @@ from radical_rerank.errors import OutOfWorldWarning
 class ShippedModel:
     """A model that ships with the package.
 
-    folder: its files, in Hugging Face format
-    sizes: the (width, height) of the pictures that it was trained on
+    Args:
+        folder: its files, in Hugging Face format
+        sizes: the (width, height) of the pictures that it was trained on
     """
 
     folder: Path

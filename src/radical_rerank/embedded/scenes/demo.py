@@ -20,6 +20,7 @@ from radical_rerank.embedded.scenes.datasets import scene_gallery
 from radical_rerank.embedded.scenes.embedder import SceneEmbedder
 from radical_rerank.lab.first_stage import retrieve
 from radical_rerank.lab.page import PageRow, Section, write_page
+from radical_rerank.lab.paper import CANDIDATES
 from radical_rerank.reranking import Ranking, Reranker
 from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, VisionCache, load_image
 
@@ -27,7 +28,6 @@ log = logging.getLogger("radical_rerank")
 
 METHODS = (("dense", 1.0), ("radical", 0.2), ("radical", 0.1))
 """(method, fraction of visual tokens kept)"""
-CANDIDATES = 20
 RUNS = 3
 """timed runs per ranking"""
 

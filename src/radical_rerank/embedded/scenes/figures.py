@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from radical_rerank.errors import InputError
 from radical_rerank.files import replacing
 from radical_rerank.lab.datasets import Dataset
 from radical_rerank.lab.metrics import bootstrap
+from radical_rerank.lab.paper import SEED
 from radical_rerank.lab.questions import accuracy
 from radical_rerank.lab.records import Cell, Records, RunFolder, provenance
 from radical_rerank.lab.runner import Runner
@@ -45,7 +45,7 @@ log = logging.getLogger("radical_rerank")
 Figures = dict[str, dict[str, float]]
 """by the name of a figure, its values by their names"""
 
-PROTOCOL = "Candidates are shuffled with seed 42; ± is half the width of a 95% bootstrap interval."
+PROTOCOL = f"Candidates are shuffled with seed {SEED}; ± is half the width of a 95% bootstrap interval."
 """how the ranking quality is measured, for the card"""
 
 
@@ -115,12 +115,8 @@ class Evaluation:
         """Measure the figures that are missing. Returns all of them."""
         done = self._load()
         figures: Figures = done["figures"]
-        with ExitStack() as stack:
-            if self.path is None:
-                place = Path(stack.enter_context(TemporaryDirectory()))
-            else:
-                place = self.path.with_name(f"{self.path.stem}-records")
-            folder = stack.enter_context(RunFolder(place))
+        path = self.path
+        with RunFolder(path.with_name(f"{path.stem}-records")) if path else nullcontext() as folder:
             for names, measured in self.groups(folder).items():
                 if not set(names) <= set(figures):
                     log.info("measuring: %s", "; ".join(names))
@@ -128,8 +124,12 @@ class Evaluation:
                     self._save(done)
         return figures
 
-    def groups(self, folder: RunFolder) -> dict[tuple[str, ...], Callable[[], Figures]]:
-        """Return what measures the figures of each group, by their names. folder: of the records"""
+    def groups(self, folder: RunFolder | None = None) -> dict[tuple[str, ...], Callable[[], Figures]]:
+        """Return what measures the figures of each group, by their names.
+
+        Args:
+            folder: of the records of all rankings; None keeps them in memory
+        """
         groups: dict[tuple[str, ...], Callable[[], Figures]] = {}
         for number, comparison in enumerate(comparisons(self.lists, self.backbone.shape.num_layers)):
             names = tuple(cell.name for cell in comparison.cells)
@@ -140,11 +140,10 @@ class Evaluation:
         groups["H_norm",] = lambda: {"H_norm": entropy_curve(backbone, max(1, self.lists // 10), progress)}
         return groups
 
-    def _compare(self, comparison: Comparison, folder: RunFolder, name: str) -> Figures:
+    def _compare(self, comparison: Comparison, folder: RunFolder | None, name: str) -> Figures:
         runner = Runner(self.backbone, provenance(), options=dict(comparison.options))
-        return ranking_quality(
-            runner, comparison.data, comparison.cells, folder.records(name), progress=self.progress
-        )
+        records = Records() if folder is None else folder.records(name)
+        return ranking_quality(runner, comparison.data, comparison.cells, records, progress=self.progress)
 
     def _load(self) -> dict[str, Any]:
         facts = {"model": self.backbone.name, "lists": self.lists, "protocol": PROTOCOL}
