@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -12,6 +13,14 @@ class RadicalError(ValueError):
 
 class InputError(RadicalError):
     """A query, an image or an option that cannot be used."""
+
+
+class MissingExtraError(InputError, ImportError):
+    """A library is not installed that belongs to an extra of this package."""
+
+    def __init__(self, library: str, extra: str) -> None:
+        text = f"this needs {library}: pip install 'radical-rerank[{extra}]'"
+        ImportError.__init__(self, text, name=library)
 
 
 class UnsupportedModelError(RadicalError):
@@ -40,6 +49,22 @@ class UnreadableAnswerError(ScoringError):
 
 class StoppedError(RadicalError):
     """The caller's `stop` function ended the ranking."""
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Turn a failed import inside the block into an error that names the extra to install.
+
+    Example:
+        >>> with needs_extra("lab"):
+        ...     import json
+    """
+    try:
+        yield
+    except MissingExtraError:
+        raise
+    except ImportError as error:
+        raise MissingExtraError(error.name or str(error), extra) from error
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str], of: str = "") -> InputError:

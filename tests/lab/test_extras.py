@@ -27,7 +27,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_commands_name_the_extra(command: list[str]) -> None:
     done = run(MAIN, *command)
     assert done.returncode == 2
-    assert done.stderr == "error: this needs ir-measures: pip install 'radical-rerank[lab]'\n"
+    assert done.stderr == "error: this needs ir_measures: pip install 'radical-rerank[lab]'\n"
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_modules_name_the_extra() -> None:
         "    print(error)\n"
     )
     done = run(program)
-    assert done.stdout == "this needs ir-measures: pip install 'radical-rerank[lab]'\n", done.stderr
+    assert done.stdout == "this needs ir_measures: pip install 'radical-rerank[lab]'\n", done.stderr
 
 
 def test_plots_need_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from radical_rerank import progress as bars
-from radical_rerank.cli.common import AsJson, Model, log, missing_extra, print_json, print_table
+from radical_rerank.cli.common import AsJson, Model, log, print_json, print_table
 from radical_rerank.embedded import DEFAULT_MODEL
-from radical_rerank.errors import InputError, unknown_name
+from radical_rerank.errors import InputError, MissingExtraError, needs_extra, unknown_name
 from radical_rerank.lab.paper import CANDIDATES, COUNTS
 
 if TYPE_CHECKING:
@@ -156,9 +156,10 @@ def throughput(model: Model = DEFAULT_MODEL, rounds: Rounds = 3, as_json: AsJson
 
     clients: tuple[int, ...] = (1, 4)
     try:
-        import radical_rerank.lab.bench.service  # noqa: F401
-    except ImportError as error:
-        log.info("without the service: %s", missing_extra(error, "serve"))
+        with needs_extra("serve"):
+            import radical_rerank.lab.bench.service  # noqa: F401
+    except MissingExtraError as error:
+        log.info("without the service: %s", error)
         clients = ()
     results = run_throughput(model, clients=clients, rounds=rounds, progress=bars.bar)
     if as_json:
@@ -178,10 +179,8 @@ def service(
     as_json: AsJson = False,
 ) -> None:
     """Measure the HTTP service: overhead, latency at twice its load, memory."""
-    try:
+    with needs_extra("serve"):
         from radical_rerank.lab.bench.service import run_service
-    except ImportError as error:
-        raise missing_extra(error, "serve") from None
     result = run_service(model, rounds=rounds, seconds=seconds, requests=requests, progress=bars.bar)
     if as_json:
         print_json(asdict(result))
@@ -208,10 +207,8 @@ def attacks(
     as_json: AsJson = False,
 ) -> None:
     """Measure the HTTP service under attack: good requests answered, their latency, peak memory."""
-    try:
+    with needs_extra("serve"):
         from radical_rerank.lab.bench.attacks import all_attacks, run_attacks
-    except ImportError as error:
-        raise missing_extra(error, "serve") from None
     known = list(all_attacks(0))
     names = [name for name in known if not only or any(part in name for part in only)]
     if not names:

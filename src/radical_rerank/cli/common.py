@@ -13,8 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from radical_rerank.errors import InputError
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; by default the accelerator if there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, …; by default what suits the device.")]
@@ -22,11 +20,6 @@ Model = Annotated[str, typer.Option(help="A model id or a folder; by default the
 
 
 log = logging.getLogger("radical_rerank")
-
-
-def missing_extra(error: ImportError, extra: str) -> InputError:
-    """Return an error that names the extra to install."""
-    return InputError(f"this needs an extra ({error.name}): pip install 'radical-rerank[{extra}]'")
 
 
 def print_json(data: Any) -> None:

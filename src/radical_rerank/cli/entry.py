@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from radical_rerank import progress as bars
 from radical_rerank.cli import bench, lab, scenes, serve
 from radical_rerank.cli.common import AsJson, Device, Dtype, log, print_json, print_table
 from radical_rerank.embedded import DEFAULT_MODEL
@@ -162,7 +163,7 @@ def calibrate(
 
     wanted = list(_read_lists(Path(lists))) if lists else None
     backbone = Backbone.from_pretrained(model, device=device, dtype=dtype)
-    profile = measure(backbone, wanted)
+    profile = measure(backbone, wanted, progress=bars.bar)
     path = profile.save(out or Profile.cache_path(backbone.identity))
     schedule = alpha_maximin(profile.layers, profile.alpha, num_stages, gap=gap)
     log.info("saved to %s", path)

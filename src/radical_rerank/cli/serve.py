@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from radical_rerank.backbones import DEFAULT_MODEL
-from radical_rerank.cli.common import Device, Dtype, log, missing_extra
-from radical_rerank.errors import InputError
+from radical_rerank.cli.common import Device, Dtype, log
+from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.service import (
     DEFAULT_DEADLINE,
     DEFAULT_DOWNSCALE_DELAY,
@@ -112,10 +112,8 @@ def serve(
     if not ray:
         _run(settings, host, port)
         return
-    try:
+    with needs_extra("serve"):
         from radical_rerank.service.on_ray import deploy, wait
-    except ImportError as error:
-        raise missing_extra(error, "serve") from None
     deploy(
         settings,
         ray_address,
@@ -132,13 +130,11 @@ def serve(
 
 def _settings(**given: Any) -> "Settings":
     """Return the settings: those that are given, else the environment's, else the defaults."""
-    try:
+    with needs_extra("serve"):
         from pydantic import ValidationError
         from pydantic_settings import SettingsError
 
         from radical_rerank.service.settings import Settings
-    except ImportError as error:
-        raise missing_extra(error, "serve") from None
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
@@ -150,11 +146,9 @@ def _settings(**given: Any) -> "Settings":
 
 
 def _run(settings: "Settings", host: str, port: int) -> None:
-    try:
+    with needs_extra("serve"):
         import uvicorn
 
         from radical_rerank.service.app import create_app
-    except ImportError as error:
-        raise missing_extra(error, "serve") from None
     log.info("starting on http://%s:%d/ (web page) and http://%s:%d/docs (API)", host, port, host, port)
     uvicorn.run(create_app(settings), host=host, port=port, timeout_graceful_shutdown=int(settings.deadline))

@@ -5,20 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 
-def missing_extra(error: ImportError, extra: str) -> ImportError:
-    """Return an error that names the extra to install.
-
-    Args:
-        error: what the import raised
-        extra: an optional dependency of this package, such as "langchain"
-
-    Example:
-        >>> print(missing_extra(ImportError("No module named 'mteb'", name="mteb"), "mteb"))
-        No module named 'mteb'; install it with: pip install 'radical-rerank[mteb]'
-    """
-    return ImportError(f"{error}; install it with: pip install 'radical-rerank[{extra}]'", name=error.name)
-
-
 def lmms_manifest() -> Any:
     """Return the description of our model for lmms-eval, which calls this through an entry point.
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from radical_rerank.integrations import missing_extra
+from radical_rerank.errors import needs_extra
 from radical_rerank.reranking import Reranker
 
-try:
+with needs_extra("langchain"):
     from langchain_core.callbacks import Callbacks
     from langchain_core.documents import BaseDocumentCompressor, Document
     from pydantic import ConfigDict
-except ImportError as error:
-    raise missing_extra(error, "langchain") from error
 
 
 class RadicalCompressor(BaseDocumentCompressor):

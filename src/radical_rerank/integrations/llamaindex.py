@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from radical_rerank.errors import InputError
-from radical_rerank.integrations import missing_extra
+from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.reranking import Reranker
 
-try:
+with needs_extra("llamaindex"):
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
     from llama_index.core.schema import ImageNode, NodeWithScore, QueryBundle
-except ImportError as error:
-    raise missing_extra(error, "llamaindex") from error
 
 
 class RadicalPostprocessor(BaseNodePostprocessor):

@@ -8,18 +8,15 @@ from typing import Any
 import torch
 
 from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures, layout_of
-from radical_rerank.errors import InputError
-from radical_rerank.integrations import missing_extra
+from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.pruning import build
 from radical_rerank.reranking.calibration import profile_of
 from radical_rerank.reranking.encoding import load_image
 
-try:
+with needs_extra("lmms-eval"):
     from lmms_eval.api.instance import Instance
     from lmms_eval.api.model import lmms
     from lmms_eval.protocol import ChatMessages
-except ImportError as error:
-    raise missing_extra(error, "lmms-eval") from error
 
 MAX_SINGLE_IMAGE_TOKENS = 1280
 """a question about one image gets more visual tokens than each image of a list"""

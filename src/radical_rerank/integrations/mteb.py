@@ -6,14 +6,11 @@ from dataclasses import fields
 from typing import Any
 
 from radical_rerank.backbones import DEFAULT_MODEL
-from radical_rerank.errors import InputError
-from radical_rerank.integrations import missing_extra
+from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.reranking import Query, Reranker
 
-try:
+with needs_extra("mteb"):
     from mteb.models.model_meta import ModelMeta, ScoringFunction
-except ImportError as error:
-    raise missing_extra(error, "mteb") from error
 
 
 class RadicalSearch:

@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from radical_rerank.backbones import DEFAULT_MODEL
-from radical_rerank.errors import InputError
-from radical_rerank.integrations import missing_extra
+from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.reranking import Reranker
 
-try:
+with needs_extra("rerankers"):
     from rerankers.documents import Document
     from rerankers.models.ranker import BaseRanker
     from rerankers.results import RankedResults, Result
-except ImportError as error:
-    raise missing_extra(error, "rerankers") from error
 
 
 class RadicalRanker(BaseRanker):  # type: ignore[misc, unused-ignore]

@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from radical_rerank.lab.extras import missing_package
+from radical_rerank.errors import needs_extra
 from radical_rerank.lab.paper import CANDIDATES
 
-try:
+with needs_extra("lab"):
     import ir_measures
     from ir_measures import RR, Success, nDCG
-except ImportError:
-    raise missing_package("ir-measures") from None
 
 MEASURES = {
     "R@1": Success @ 1,

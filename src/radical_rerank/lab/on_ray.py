@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.errors import InputError
+from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.lab.datasets import Dataset
 from radical_rerank.lab.records import Cell, Key, Records
 from radical_rerank.lab.runner import Pools, Runner, work_of
@@ -93,10 +93,8 @@ def run_on_ray(
         workers: models that run at the same time
         progress: shows the progress over records
     """
-    try:
+    with needs_extra("ray"):
         import ray
-    except ImportError:
-        raise InputError("--ray needs Ray: pip install 'radical-rerank[ray]'") from None
     work = _work(job, records, count)
     with _running(ray, address):
         rows = (

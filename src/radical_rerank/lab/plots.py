@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from radical_rerank.errors import needs_extra
 from radical_rerank.files import replacing
-from radical_rerank.lab.extras import missing_package
 from radical_rerank.lab.tables import TableRow
 
 COLOURS = ("#0b5fa5", "#c2410c", "#15803d", "#7c3aed", "#b91c1c", "#0e7490", "#a16207", "#525252", "#be185d")
@@ -15,10 +15,8 @@ COLOURS = ("#0b5fa5", "#c2410c", "#15803d", "#7c3aed", "#b91c1c", "#0e7490", "#a
 
 def figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
     """Return an empty figure and its axes. Width and height are in inches."""
-    try:
+    with needs_extra("lab"):
         import matplotlib as mpl
-    except ImportError:
-        raise missing_package("matplotlib") from None
     mpl.use("Agg")
     from matplotlib import pyplot
 

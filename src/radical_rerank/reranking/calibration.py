@@ -14,6 +14,7 @@ from torch import Tensor
 from radical_rerank.backbones import Backbone
 from radical_rerank.errors import CalibrationError, ScoringError
 from radical_rerank.method import normalized_entropy, text_averaged
+from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Profile, Pruner, Stage, StageView
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, Document, load_image
 from radical_rerank.reranking.prompt import PromptTemplate, build_prompt
@@ -62,12 +63,18 @@ def generated_list(
     return item.descriptions[0].text(), item.images
 
 
-def calibrate(model: Any, lists: Iterable[tuple[str, Sequence[Document]]] | None = None) -> Profile:
+def calibrate(
+    model: Any,
+    lists: Iterable[tuple[str, Sequence[Document]]] | None = None,
+    *,
+    progress: Progress = silent,
+) -> Profile:
     """Measure H_norm per layer, in one unpruned pass per list.
 
     Args:
         model: a Reranker or a Backbone
         lists: (query, images) pairs; by default generated scenes, which need no data set
+        progress: shows how many lists are done
 
     Returns:
         The model's trust profile.
@@ -84,18 +91,16 @@ def calibrate(model: Any, lists: Iterable[tuple[str, Sequence[Document]]] | None
         source = f"{CALIBRATION_LISTS} lists of {CALIBRATION_CANDIDATES} generated scenes"
     template = getattr(model, "template", None) or PromptTemplate.of(backbone)
     max_image_tokens = getattr(model, "max_image_tokens", MAX_IMAGE_TOKENS)
-    total = f" of {len(lists)}" if isinstance(lists, Sequence) else ""
     probe = EntropyProbe()
-    count = 0
-    for count, (query, documents) in enumerate(lists, start=1):
-        log.info("calibrating %s: list %d%s", backbone.name, count, total)
+    for query, documents in progress(lists, f"calibrating {backbone.name}"):
         images = [load_image(document, name=f"document {i}") for i, document in enumerate(documents)]
         try:
             _measure(backbone, template, probe, query, images, max_image_tokens)
         except ScoringError as error:
             raise CalibrationError(f"{backbone.name} cannot be calibrated: {error}") from None
-    if not count:
+    if not probe.h_norm:
         raise CalibrationError("calibration needs at least one list")
+    count = len(probe.h_norm[0])
     h_norm = [sum(values) / len(values) for values in probe.h_norm]
     return Profile.measured(backbone.name, h_norm, count, source, backbone.fingerprint)
 
@@ -110,7 +115,7 @@ def measured_profile(model: Any) -> Profile:
     """Measure the trust profile of a Reranker's or Backbone's model and save it in the user's cache."""
     identity = getattr(model, "backbone", model).identity
     name = identity.name or "this model"
-    log.info("no trust profile of %s is known: measuring one (once)", name)
+    log.info("no trust profile of %s is known: measuring one on %d lists (once)", name, CALIBRATION_LISTS)
     profile = calibrate(model)
     log.info("saved the trust profile of %s to %s", name, profile.save(Profile.cache_path(identity)))
     return profile

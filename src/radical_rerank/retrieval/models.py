@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from radical_rerank.errors import InputError
+from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.reranking.encoding import Document, load_image
 from radical_rerank.retrieval.embedder import Embedder
 
@@ -76,12 +76,8 @@ class SentenceEmbedder(Embedder):
     """Embeds with a model of sentence-transformers: Jina v4, Qwen3-VL-Embedding … (extra `[retrieval]`)."""
 
     def __init__(self, name: str, *, device: str | None = None, batch_size: int = 16, **options: Any) -> None:
-        try:
+        with needs_extra("retrieval"):
             from sentence_transformers import SentenceTransformer
-        except ImportError:
-            raise InputError(
-                f"the embedder {name!r} needs sentence-transformers: pip install 'radical-rerank[retrieval]'"
-            ) from None
         self.name, self.batch_size = name, batch_size
         try:
             self.model = SentenceTransformer(name, device=device, **options)

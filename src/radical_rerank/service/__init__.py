@@ -18,20 +18,6 @@ DEFAULT_UPSCALE_DELAY = 10.0
 DEFAULT_DOWNSCALE_DELAY = 300.0
 
 
-def missing_extra(error: ImportError, extra: str) -> ImportError:
-    """Return an error that names the extra to install.
-
-    Args:
-        error: what the import raised
-        extra: an optional dependency of this package, such as "serve"
-
-    Example:
-        >>> print(missing_extra(ImportError("No module named 'fastapi'", name="fastapi"), "serve"))
-        No module named 'fastapi'; install it with: pip install 'radical-rerank[serve]'
-    """
-    return ImportError(f"{error}; install it with: pip install 'radical-rerank[{extra}]'", name=error.name)
-
-
 def __getattr__(name: str) -> Any:
     if name == "Settings":
         from radical_rerank.service.settings import Settings

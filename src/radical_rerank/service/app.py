@@ -13,17 +13,15 @@ from typing import Annotated, Any
 
 from PIL import Image
 
-from radical_rerank.service import missing_extra
+from radical_rerank.errors import needs_extra
 
-try:
+with needs_extra("serve"):
     from fastapi import APIRouter, FastAPI, Query, Request
     from fastapi.exceptions import RequestValidationError
     from fastapi.middleware.cors import CORSMiddleware
     from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
-except ImportError as error:
-    raise missing_extra(error, "serve") from error
 
 import radical_rerank
 from radical_rerank.pruning import METHODS, build

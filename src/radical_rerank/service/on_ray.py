@@ -15,14 +15,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from radical_rerank.errors import InputError
+from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.reranking import Ranking
 from radical_rerank.service import (
     DEFAULT_DOWNSCALE_DELAY,
     DEFAULT_HOST,
     DEFAULT_PORT,
     DEFAULT_UPSCALE_DELAY,
-    missing_extra,
 )
 from radical_rerank.service.app import create_app
 from radical_rerank.service.backend import IsDisconnected, Local
@@ -211,11 +210,9 @@ def deploy(
 
 def _connect(address: str, replicas: int, max_replicas: int | None) -> Any:
     """Connect to the cluster and return Ray Serve."""
-    try:
+    with needs_extra("ray"):
         import ray
         from ray import serve
-    except ImportError as error:
-        raise InputError(str(missing_extra(error, "ray"))) from None
     if max_replicas is not None and max_replicas < replicas:
         raise InputError(f"max_replicas ({max_replicas}) must be at least replicas ({replicas})")
     if not ray.is_initialized():

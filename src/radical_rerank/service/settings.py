@@ -6,21 +6,19 @@ import math
 from pathlib import Path
 
 from radical_rerank.backbones import DEFAULT_MODEL
+from radical_rerank.errors import needs_extra
 from radical_rerank.service import (
     DEFAULT_DEADLINE,
     DEFAULT_KEEP,
     DEFAULT_METHOD,
     DEFAULT_PATIENCE,
     DEFAULT_QUEUE,
-    missing_extra,
 )
 from radical_rerank.service.intake import BYTES_PER_PIXEL, LARGE_LIMIT
 
-try:
+with needs_extra("serve"):
     from pydantic import Field, field_validator, model_validator
     from pydantic_settings import BaseSettings, SettingsConfigDict
-except ImportError as error:
-    raise missing_extra(error, "serve") from error
 
 READER_BASE_BYTES = 160 << 20
 """address space of a reader process without a request"""
