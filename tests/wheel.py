@@ -12,8 +12,8 @@ from pathlib import Path
 MEGABYTES = 20
 EXTRAS = {"matplotlib": "lab", "ir_measures": "lab", "fastapi": "serve", "ray": "ray", "faiss": "retrieval"}
 COMMANDS = ["", "rank", "calibrate", "methods", "demo", "eval", "datasets", "experiment", "serve",
-            "scenes train", "scenes evaluate", "scenes card", "bench prefill", "bench end-to-end", "bench throughput",
-            "bench service", "bench attacks"]  # fmt: skip
+            "scenes train", "scenes evaluate", "scenes card", "bench prefill", "bench end-to-end",
+            "bench throughput", "bench service", "bench attacks"]  # fmt: skip
 
 
 def main(wheel: Path) -> None:
@@ -31,8 +31,8 @@ def main(wheel: Path) -> None:
     assert report is not None
     assert report.visual_tokens_left < 0.25 * report.visual_tokens
     radical = str(Path(sys.executable).with_name("radical"))
-    for command in COMMANDS:
-        subprocess.run([radical, *command.split(), "--help"], check=True, stdout=subprocess.DEVNULL)
+    for name in COMMANDS:
+        subprocess.run([radical, *name.split(), "--help"], check=True, stdout=subprocess.DEVNULL)
     with tempfile.TemporaryDirectory() as folder:
         for number, image in enumerate(images[:5]):
             image.save(f"{folder}/{number}.png")

@@ -30,7 +30,9 @@ class Recorder(Pruner):
     def select(self, view: StageView, count: int) -> torch.Tensor:
         number = sum(1 for layer, _ in self.p if layer == view.layer)
         self.p[view.layer, number] = text_averaged(view.attention())
-        return super().select(view, count)
+        kept = super().select(view, count)
+        assert isinstance(kept, torch.Tensor)
+        return kept
 
 
 class Fixed(Pruner):
@@ -167,6 +169,6 @@ def test_decoding_goes_on_after_a_prompt_whose_last_layer_ran_for_one_row(family
     with RaDiCal(keep=0.3, profile=PROFILE).on(model, case.layout):
         expected = greedy(model, case.inputs, 4)
         with last_row_only(model, text_model(model)):
-            found = greedy(model, case.inputs, 4)
-    for ours, theirs in zip(found, expected, strict=True):
+            actual = greedy(model, case.inputs, 4)
+    for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

@@ -40,9 +40,9 @@ SHAPES = [(4, 5), (3, 3), (5, 4), (2, 6)]
 
 
 def method(name: str, keep: float, **options: Any) -> Pruner:
-    return build(
-        name, keep=keep, **({"profile": PROFILE} if name in ("radical", "random") else {}), **options
-    )
+    if name in ("radical", "random"):
+        options["profile"] = PROFILE
+    return build(name, keep=keep, **options)
 
 
 def shapes_of(family: str) -> list[tuple[int, int]]:
@@ -71,7 +71,7 @@ def test_budget_order_protection_and_decoding(family: str, name: str, keep: floa
         output = model.generate(
             **case.inputs, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0
         )
-        lengths = run.tokens_per_layer  # type: ignore[attr-defined]
+        lengths = run.tokens_per_layer
     assert output.shape[1] == case.layout.length + 4
     assert hooks_on(model) == before
     records = run.stages[0]
@@ -169,9 +169,9 @@ def test_pyramiddrop_reads_the_next_layer_at_shares_of_all(family: str) -> None:
     stages = [(layer + 1, "before", ratio) for layer, ratio in zip((1, 3, 5), ratios, strict=True)]
     reference = Reference(model_of(family), case, stages, last_row_rule)
     reference.run(0)
-    found = survivors(PyramidDrop(keep=0.1, layers=(1, 3, 5)), family, case)
-    assert [len(kept) for kept in found] == counts
-    assert found == reference.survivors
+    kept_by_stage = survivors(PyramidDrop(keep=0.1, layers=(1, 3, 5)), family, case)
+    assert [len(kept) for kept in kept_by_stage] == counts
+    assert kept_by_stage == reference.survivors
 
 
 def test_pyramiddrop_never_keeps_less_than_asked() -> None:
@@ -397,8 +397,8 @@ def test_dart_takes_the_least_like_of_each_pivot(family: str) -> None:
         pool = [p for p in visual if p not in kept]
         likeness = {p: float(torch.cosine_similarity(states[p], states[pivot], dim=0)) for p in pool}
         kept |= set(sorted(pool, key=lambda p: likeness[p])[:quota])
-    found = survivors(DART(keep=0.4, layer=1), family, case)[0]
-    assert [visual[i] for i in found] == sorted(kept)
+    numbers = survivors(DART(keep=0.4, layer=1), family, case)[0]
+    assert [visual[i] for i in numbers] == sorted(kept)
     assert len(survivors(DART(keep=2.5 / total), family, case)[0]) == 3  # fewer than the pivots
 
 
@@ -521,9 +521,9 @@ def slow_signals(backbone: Backbone, family: str, p: Any) -> torch.Tensor:
     if family == "qwen2_5_vl":
         # Where each token of the encoder's order ends up: follow the merged tokens themselves.
         order = window_order(tower, p)
-        result = torch.empty_like(received)
-        result[order] = received
-        return result
+        ordered = torch.empty_like(received)
+        ordered[order] = received
+        return ordered
     return received
 
 
@@ -592,6 +592,7 @@ def test_small_images_use_the_budget_as_far_as_whole_rows_allow(
     if method == "lowres":  # every factor, one by one
         sizes = [backbone.count_tokens(image, 384) for image in images]
         limits = pruner.resize(sizes, lambda: pytest.fail("LowRes need not look"))
+        assert limits is not None
         tried = [
             sum(
                 backbone.count_tokens(image, int(limit * step / 100))
