@@ -16,7 +16,7 @@ from radical_rerank.errors import LayoutError, UnsupportedModelError
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import Layout, Merge, Pruner, Stage, StageView
 from radical_rerank.reranking.calibration import EntropyProbe
-from tests.cases import LAYERS, PROFILE, Case, greedy, hooks_on, make_case, model_of, stack
+from tests.cases import LAYERS, PROFILE, Case, first_fast, greedy, hooks_on, make_case, model_of, stack
 from tests.reference import Reference, last_row_rule, radical_rule
 from tests.tiny import TINY_FAMILIES
 
@@ -29,7 +29,7 @@ def shapes_of(family: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_keeping_everything_is_bit_identical_to_the_stock_model(family: str, attention: str) -> None:
     model = model_of(family, attention)
     case = make_case(family, shapes_of(family))
@@ -65,7 +65,7 @@ SCHEDULES = [(0, 2), (1, 2, 3), (2, 5), (4, 6), (3, 4, 5, 7)]
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_pruned_logits_equal_the_slow_reference(
     family: str, schedule: tuple[int, ...], attention: str
 ) -> None:
@@ -92,7 +92,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("places", PLACES)
-@pytest.mark.parametrize("family", ["qwen3_vl", "internvl_llama", "internvl_qwen2"])
+@pytest.mark.parametrize("family", first_fast(["qwen3_vl", "internvl_llama", "internvl_qwen2"]))
 def test_stages_before_and_after_a_layer(
     family: str, places: tuple[tuple[int, Literal["before", "after"]], ...]
 ) -> None:
@@ -121,7 +121,7 @@ def test_the_reference_without_stages_is_the_stock_model() -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_a_batch_of_different_lengths_equals_one_at_a_time(family: str, attention: str) -> None:
     model = model_of(family, attention)
     shapes = shapes_of(family)

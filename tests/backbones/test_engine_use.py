@@ -59,6 +59,7 @@ WAYS = [
 ] + [(way, "inductor", "dense first") for way in ("model", "layers")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "backend", "first"), WAYS)
 def test_a_compiled_model_is_pruned_too(way: str, backend: str, first: str) -> None:
     """Prefill and decode, in both orders: nothing of one is taken for the other."""
@@ -85,6 +86,7 @@ def test_a_compiled_model_is_pruned_too(way: str, backend: str, first: str) -> N
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_layers_stay_compiled_while_they_are_pruned() -> None:
     torch.compiler.reset()
     runs = []
@@ -283,6 +285,7 @@ def test_gradient_checkpointing_is_refused_by_name() -> None:
     assert run.stages[0]
 
 
+@pytest.mark.slow
 def test_a_model_with_adapters_is_pruned_as_its_merged_self() -> None:
     peft = pytest.importorskip("peft", reason="a library of others")
     model, case = copy.deepcopy(model_of("qwen3_vl")), case_of("qwen3_vl")
@@ -333,6 +336,7 @@ def test_another_threads_dense_call_is_not_pruned() -> None:
     assert results["stages"] == 2
 
 
+@pytest.mark.slow
 def test_threads_prune_one_model_each_in_its_own_way() -> None:
     model = model_of("qwen3_vl")
     before = hooks_on(model)

@@ -177,6 +177,7 @@ def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["name"] for row in json.loads(out)] == list(METHODS)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("profiled")
 def test_bench_commands(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--shape", "small", "--width", "128", "--rounds", "1"]

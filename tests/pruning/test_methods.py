@@ -30,7 +30,18 @@ from radical_rerank.pruning import (
 from radical_rerank.pruning.dynres import shares
 from radical_rerank.pruning.sparsevlm import cluster, raters_of, recycling
 from radical_rerank.pruning.visionzip import apportion
-from tests.cases import LAYERS, PROFILE, Case, draw_list, greedy, hooks_on, make_case, model_of, stack
+from tests.cases import (
+    LAYERS,
+    PROFILE,
+    Case,
+    draw_list,
+    first_fast,
+    greedy,
+    hooks_on,
+    make_case,
+    model_of,
+    stack,
+)
 from tests.reference import Look, Reference, last_row_rule
 from tests.tiny import TINY_FAMILIES
 
@@ -58,9 +69,9 @@ def signals_of(case: Case, seed: int = 0) -> VisionSignals:
 # What holds for every method that drops tokens.
 
 
-@pytest.mark.parametrize("keep", [0.2, 0.1, 0.6])
+@pytest.mark.parametrize("keep", first_fast([0.2, 0.1, 0.6]))
 @pytest.mark.parametrize("name", CUTS)
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_budget_order_protection_and_decoding(family: str, name: str, keep: float) -> None:
     model = model_of(family)
     case = make_case(family, shapes_of(family), seed=2, reference=(2, 3))
@@ -89,7 +100,7 @@ def test_budget_order_protection_and_decoding(family: str, name: str, keep: floa
 
 
 @pytest.mark.parametrize("name", CUTS)
-@pytest.mark.parametrize("family", ["qwen3_vl", "internvl_qwen3"])
+@pytest.mark.parametrize("family", first_fast(["qwen3_vl", "internvl_qwen3"]))
 def test_a_batch_is_its_lists_one_by_one(family: str, name: str) -> None:
     model = model_of(family)
     cases = [make_case(family, shapes_of(family)[:n], seed=n, text=6 + n) for n in (3, 2)]
@@ -119,7 +130,7 @@ def test_an_exception_leaves_the_model_as_it_was(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*CUTS, *RESIZERS])
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl_llama"])
+@pytest.mark.parametrize("family", first_fast(["qwen3_vl", "qwen2_5_vl", "internvl_llama"]))
 def test_the_reranker_runs_it(name: str, family: str, backbones: dict[str, Backbone]) -> None:
     query, images = draw_list(3, 5)
     images = [image.resize((160, 128)) for image in images]
@@ -148,7 +159,7 @@ def survivors(
     return [record.survivors.tolist() for record in run.stages[0]]
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_fastv_keeps_what_the_last_token_looks_at(family: str) -> None:
     case = make_case(family, shapes_of(family), seed=4)
     reference = Reference(model_of(family), case, [(2, "after", 0.2)], last_row_rule)
@@ -160,7 +171,7 @@ def test_fastv_keeps_what_the_last_token_looks_at(family: str) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_pyramiddrop_reads_the_next_layer_at_shares_of_all(family: str) -> None:
     case = make_case(family, shapes_of(family), seed=5)
     total = len(case.layout.positions)
@@ -251,7 +262,7 @@ def test_sparsevlm_raters_by_hand() -> None:
     assert raters_of(vision, torch.zeros(3, 2)).tolist() == [0, 1, 2]  # none above the mean: all
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_sparsevlm_scores_by_its_raters_and_clusters_the_rest(family: str) -> None:
     """Two cuts, the first with recycling written out again; the second sees its consequences."""
     model, case = model_of(family), make_case(family, shapes_of(family), seed=7)
@@ -360,7 +371,7 @@ def test_merged_tokens_and_their_deepstack_features_are_means() -> None:
         torch.testing.assert_close(mine, pairs)
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_dart_takes_the_least_like_of_each_pivot(family: str) -> None:
     model, case = model_of(family), make_case(family, shapes_of(family), seed=9)
     text, total = model.model.language_model, len(case.layout.positions)

@@ -29,7 +29,7 @@ from radical_rerank.pruning import (
     StageView,
     build,
 )
-from tests.cases import END, IMAGE, PROFILE, START, keep_profile, make_case, model_of
+from tests.cases import END, IMAGE, PROFILE, START, first_fast, keep_profile, make_case, model_of
 from tests.reference import Look, Reference, normalised, text_averaged
 
 SHAPES = [(6, 8), (5, 5), (8, 6), (4, 4)]
@@ -129,7 +129,7 @@ def test_the_row_without_token_scoring_draws() -> None:
 
 
 @pytest.mark.parametrize("keep", [0.05, 0.2, 0.6])
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl_llama"])
+@pytest.mark.parametrize("family", first_fast(["qwen3_vl", "qwen2_5_vl", "internvl_llama"]))
 def test_at_alpha_0_the_query_positions_change_nothing(family: str, keep: float) -> None:
     """Pure saliency: the prior, the only reader of the query's positions, has no say in any tie."""
     model = model_of(family)

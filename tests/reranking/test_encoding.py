@@ -143,6 +143,7 @@ def test_truncated_files_are_errors() -> None:
             load_image(data[: len(data) // 2], name="document 3")
 
 
+@pytest.mark.slow
 def test_large_images_are_refused_before_they_are_decoded() -> None:
     for side, message in ((10_000, "10000 x 10000 pixels, more than the limit"), (20_000, "exceeds limit")):
         bomb = encoded(Image.new("1", (side, side)), "PNG")

@@ -34,7 +34,7 @@ from radical_rerank.errors import (
 from radical_rerank.method import macs
 from radical_rerank.pruning import Profile
 from radical_rerank.reranking.prompt import build_prompt
-from tests.cases import PROFILE, draw_list, hooks_on
+from tests.cases import PROFILE, draw_list, first_fast, hooks_on
 from tests.tiny import TINY_FAMILIES
 
 
@@ -108,7 +108,7 @@ def test_top_k(reranker: Reranker) -> None:
     assert len(reranker.rank(query, images, top_k=99)) == 6
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 @pytest.mark.parametrize("method", ["radical", "random", "dense"])
 def test_batches_give_the_rankings_of_single_lists(
     method: str, family: str, backbones: dict[str, Backbone]
@@ -297,6 +297,7 @@ def test_a_dense_report_saves_nothing(backbone: Backbone) -> None:
 # Calibration.
 
 
+@pytest.mark.slow
 def test_a_profile_is_measured_once_logged_and_kept(
     backbone: Backbone, private_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -485,7 +486,7 @@ def test_templates_can_be_replaced(backbone: Backbone) -> None:
     assert default.report.tokens != other.report.tokens
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "internvl_qwen2"])
+@pytest.mark.parametrize("family", first_fast(["qwen3_vl", "internvl_qwen2"]))
 def test_half_precision_ranks_alike(family: str, tiny_folders: dict[str, Path]) -> None:
     """bfloat16 weights run through every stage; scores agree with float32 to bfloat16's own precision."""
     query, images = pictures(19, 5)
@@ -553,6 +554,7 @@ def test_totals_of_several_windows_add_up(backbone: Backbone) -> None:
     assert reranker.rank(query, []).totals.prompts == 0
 
 
+@pytest.mark.slow
 def test_threads_share_a_reranker(backbone: Backbone) -> None:
     lists = [pictures(seed, 4) for seed in range(6)]
     reranker = Reranker(backbone, "radical", profile=PROFILE, keep=0.3)
