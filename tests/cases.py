@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 
@@ -19,6 +21,12 @@ LAYERS = 8
 
 # A curve with structure: no layer at exactly α = 0 or 1 except the sharpest.
 PROFILE = Profile.measured("tiny", [0.95, 0.9, 0.97, 0.8, 0.7, 0.55, 0.75, 0.85], 1, "made up for tests")
+
+
+def first_fast(values: Iterable[Any]) -> list[Any]:
+    """Values to parametrise a test with: the first one runs always, the others only among the slow tests."""
+    first, *others = values
+    return [first, *(pytest.param(value, marks=pytest.mark.slow) for value in others)]
 
 
 def keep_profile(backbone: Backbone, profile: Profile = PROFILE) -> Profile:

@@ -8,7 +8,7 @@ out again here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ Rule = Callable[[Look], list[tuple[float, ...]]]
 class Reference:
     model: Any
     case: Case
-    stages: list[tuple[int, str, float]]
+    stages: Sequence[tuple[int, str, float]]
     rule: Rule
     survivors: list[list[int]] = field(default_factory=list)
 

@@ -59,6 +59,7 @@ WAYS = [
 ] + [(way, "inductor", "dense first") for way in ("model", "layers")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "backend", "first"), WAYS)
 def test_a_compiled_model_is_pruned_too(way: str, backend: str, first: str) -> None:
     """Prefill and decode, in both orders: nothing of one is taken for the other."""
@@ -75,8 +76,8 @@ def test_a_compiled_model_is_pruned_too(way: str, backend: str, first: str) -> N
                 torch.testing.assert_close(call(**case.inputs).logits[:, -1], dense, atol=1e-4, rtol=0)
                 continue
             with PRUNER.on(call if way == "model" else model, case.layout) as run:
-                found = call(**case.inputs).logits[:, -1]
-                torch.testing.assert_close(found, pruned, atol=1e-4, rtol=0)
+                logits = call(**case.inputs).logits[:, -1]
+                torch.testing.assert_close(logits, pruned, atol=1e-4, rtol=0)
                 assert len(run.stages[0]) == 2
                 if hasattr(call, "generate"):
                     for ours, theirs in zip(greedy(call, case.inputs, 3), steps, strict=True):
@@ -85,12 +86,17 @@ def test_a_compiled_model_is_pruned_too(way: str, backend: str, first: str) -> N
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_layers_stay_compiled_while_they_are_pruned() -> None:
     torch.compiler.reset()
     runs = []
 
     def backend(graph: Any, inputs: Any) -> Any:
-        return lambda *args: (runs.append(1), graph.forward(*args))[1]
+        def run(*args: Any) -> Any:
+            runs.append(1)
+            return graph.forward(*args)
+
+        return run
 
     model, case = copy.deepcopy(model_of("internvl_qwen2", num_layers=5)), case_of("internvl_qwen2")
     for layer in text_model(model).layers:
@@ -208,11 +214,11 @@ def test_float16_products_that_overflow_before_scaling_do_not_reach_the_attentio
     key = (24 + 0.2 * torch.randn(2, 40, 128, generator=draw)).half()
     assert (query[0] @ key[0].T).isinf().any()
     allowed = torch.ones(3, 40, dtype=torch.bool).tril(37)
-    found = row_attention(query, key, 128**-0.5, allowed, torch.arange(5, 30))
+    attention = row_attention(query, key, 128**-0.5, allowed, torch.arange(5, 30))
     wide = query.double() @ key.double().repeat_interleave(2, 0).transpose(1, 2) * 128**-0.5
     expected = wide.masked_fill(~allowed, -torch.inf).softmax(-1).mean(0)[:, 5:30]
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), expected, atol=5e-4, rtol=0)
+    assert attention.dtype == torch.float32
+    torch.testing.assert_close(attention.double(), expected, atol=5e-4, rtol=0)
 
 
 def test_attention_that_is_not_finite_is_an_error() -> None:
@@ -253,12 +259,12 @@ def test_gradients_are_those_of_the_slow_reference(family: str) -> None:
     with PRUNER.on(model, case.layout) as run:
         model(**case.inputs).logits[0, -1].log_softmax(-1)[7].backward()
     assert [record.survivors.tolist() for record in run.stages[0]] == reference.survivors
-    found = {name for name, p in parameters.items() if p.grad is not None}
-    assert found == set(expected)
+    trained = {name for name, p in parameters.items() if p.grad is not None}
+    assert trained == set(expected)
     for number in range(8):
-        assert any(f"language_model.layers.{number}." in name for name in found)
-    assert any("visual" in name or "vision_tower" in name for name in found)
-    for name in found:
+        assert any(f"language_model.layers.{number}." in name for name in trained)
+    assert any("visual" in name or "vision_tower" in name for name in trained)
+    for name in trained:
         scale = max(1.0, float(expected[name].abs().max()))
         torch.testing.assert_close(parameters[name].grad, expected[name], atol=2e-4 * scale, rtol=0, msg=name)
     assert float(parameters["model.language_model.layers.0.self_attn.q_proj.weight"].grad.abs().max()) > 0
@@ -279,6 +285,7 @@ def test_gradient_checkpointing_is_refused_by_name() -> None:
     assert run.stages[0]
 
 
+@pytest.mark.slow
 def test_a_model_with_adapters_is_pruned_as_its_merged_self() -> None:
     peft = pytest.importorskip("peft", reason="a library of others")
     model, case = copy.deepcopy(model_of("qwen3_vl")), case_of("qwen3_vl")
@@ -286,13 +293,13 @@ def test_a_model_with_adapters_is_pruned_as_its_merged_self() -> None:
     wrapped = peft.get_peft_model(model, config)
     with torch.no_grad():
         with PRUNER.on(wrapped, case.layout) as run:
-            found = greedy(wrapped, case.inputs, 4)
+            actual = greedy(wrapped, case.inputs, 4)
         assert len(run.stages[0]) == 2
         merged = wrapped.merge_and_unload()
         with PRUNER.on(merged, case.layout) as other:
             expected = greedy(merged, case.inputs, 4)
     assert run.stages[0][-1].survivors.tolist() == other.stages[0][-1].survivors.tolist()
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
@@ -306,29 +313,30 @@ def test_another_threads_dense_call_is_not_pruned() -> None:
         with PRUNER.on(model, case.layout):
             pruned = model(**case.inputs).logits
     inside, done = threading.Event(), threading.Event()
-    found = {}
+    results = {}
 
     def prunes() -> None:
         with torch.no_grad(), PRUNER.on(model, case.layout) as run:
             inside.set()
             done.wait(30)
-            found["pruned"] = model(**case.inputs).logits
-            found["stages"] = len(run.stages[0])
+            results["pruned"] = model(**case.inputs).logits
+            results["stages"] = len(run.stages[0])
 
     with ThreadPoolExecutor(1) as pool, torch.no_grad():
         task = pool.submit(prunes)
         inside.wait(30)
-        found["dense"] = model(**case.inputs).logits
+        results["dense"] = model(**case.inputs).logits
         with Dense().on(model, case.layout):
-            found["Dense"] = model(**case.inputs).logits
+            results["Dense"] = model(**case.inputs).logits
         done.set()
         task.result()
-    assert torch.equal(found["dense"], dense)
-    assert torch.equal(found["Dense"], dense)
-    assert torch.equal(found["pruned"], pruned)
-    assert found["stages"] == 2
+    assert torch.equal(results["dense"], dense)
+    assert torch.equal(results["Dense"], dense)
+    assert torch.equal(results["pruned"], pruned)
+    assert results["stages"] == 2
 
 
+@pytest.mark.slow
 def test_threads_prune_one_model_each_in_its_own_way() -> None:
     model = model_of("qwen3_vl")
     before = hooks_on(model)

@@ -13,7 +13,7 @@ from radical_rerank.lab.bench.memory import PeakMemory
 from radical_rerank.method import normalized_entropy, text_averaged
 from radical_rerank.pruning import Dense, Pruner, RaDiCal, Random, Stage, StageView
 from radical_rerank.reranking.calibration import EntropyProbe
-from tests.cases import LAYERS, PROFILE, Case, greedy, hooks_on, make_case, model_of, stack
+from tests.cases import LAYERS, PROFILE, Case, first_fast, greedy, hooks_on, make_case, model_of, stack
 from tests.tiny import TINY_FAMILIES
 
 
@@ -30,7 +30,9 @@ class Recorder(Pruner):
     def select(self, view: StageView, count: int) -> torch.Tensor:
         number = sum(1 for layer, _ in self.p if layer == view.layer)
         self.p[view.layer, number] = text_averaged(view.attention())
-        return super().select(view, count)
+        kept = super().select(view, count)
+        assert isinstance(kept, torch.Tensor)
+        return kept
 
 
 class Fixed(Pruner):
@@ -106,7 +108,7 @@ class Metered(Recorder):
         return kept
 
 
-@pytest.mark.parametrize("rows", [40, 338])
+@pytest.mark.parametrize("rows", first_fast([40, 338]))
 def test_a_probe_at_4000_tokens_takes_under_5_percent_of_a_full_attention_matrix(rows: int) -> None:
     case = make_case("qwen3_vl", [(12, 15)] * 20, text=337)
     layout = replace(case.layout, rows=case.layout.rows[-rows:])
@@ -123,7 +125,7 @@ def test_a_probe_at_4000_tokens_takes_under_5_percent_of_a_full_attention_matrix
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_the_last_layer_for_one_row_gives_that_rows_logits(family: str, attention: str) -> None:
     """Alone and in a ragged batch, dense and pruned, with a cache and without."""
     model = model_of(family, attention)
@@ -167,6 +169,6 @@ def test_decoding_goes_on_after_a_prompt_whose_last_layer_ran_for_one_row(family
     with RaDiCal(keep=0.3, profile=PROFILE).on(model, case.layout):
         expected = greedy(model, case.inputs, 4)
         with last_row_only(model, text_model(model)):
-            found = greedy(model, case.inputs, 4)
-    for ours, theirs in zip(found, expected, strict=True):
+            actual = greedy(model, case.inputs, 4)
+    for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

@@ -43,7 +43,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 @pytest.mark.usefixtures("profiled")
-def test_rank_prints_a_table_or_json(folder: str, images: list[str], capsys) -> None:
+def test_rank_prints_a_table_or_json(
+    folder: str, images: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = run(capsys, "rank", "a red circle", *images, "--model", folder, "--keep", "0.3")
     assert code == 0
     assert "visual tokens" in out
@@ -60,7 +62,9 @@ def test_rank_prints_a_table_or_json(folder: str, images: list[str], capsys) -> 
 
 
 @pytest.mark.usefixtures("profiled")
-def test_rank_with_reference_and_other_methods(folder: str, images: list[str], capsys) -> None:
+def test_rank_with_reference_and_other_methods(
+    folder: str, images: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     for extra in (["--reference", images[0]], ["--method", "random"], ["--method", "dense"]):
         code, out, _ = run(
             capsys, "rank", "is blue instead", *images[1:], "--model", folder, "--json", *extra
@@ -70,7 +74,9 @@ def test_rank_with_reference_and_other_methods(folder: str, images: list[str], c
 
 
 @pytest.mark.usefixtures("profiled")
-def test_unreadable_images_can_be_skipped(folder: str, images: list[str], capsys, tmp_path: Path) -> None:
+def test_unreadable_images_can_be_skipped(
+    folder: str, images: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     broken = tmp_path / "broken.jpg"
     broken.write_text("no")
     arguments = ["rank", "red", *images, str(broken), "--model", folder]
@@ -100,7 +106,7 @@ def test_unreadable_images_can_be_skipped(folder: str, images: list[str], capsys
     ],
 )
 def test_errors_are_one_line_on_stderr_with_code_2(
-    extra: list[str], message: str, folder: str, images: list[str], capsys
+    extra: list[str], message: str, folder: str, images: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, "rank", "red", *images, "--model", folder, *extra)
     assert (code, out) == (2, "")
@@ -108,7 +114,9 @@ def test_errors_are_one_line_on_stderr_with_code_2(
     assert "Traceback" not in err
 
 
-def test_an_empty_query_and_missing_arguments(folder: str, images: list[str], capsys) -> None:
+def test_an_empty_query_and_missing_arguments(
+    folder: str, images: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, err = run(capsys, "rank", " ", *images, "--model", folder)
     assert code == 2
     assert "the query is empty" in err
@@ -116,7 +124,9 @@ def test_an_empty_query_and_missing_arguments(folder: str, images: list[str], ca
     assert run(capsys, "fly")[0] == 2
 
 
-def test_calibrate_writes_a_profile_and_shows_the_schedule(folder: str, capsys, tmp_path: Path) -> None:
+def test_calibrate_writes_a_profile_and_shows_the_schedule(
+    folder: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     lists = tmp_path / "lists.jsonl"
     for number, image in enumerate(draw_list(3, 4)[1]):
         image.save(tmp_path / f"{number}.png")
@@ -149,7 +159,9 @@ def test_calibrate_writes_a_profile_and_shows_the_schedule(folder: str, capsys, 
 
 
 @pytest.mark.parametrize("line", ["{", '{"query": "x"}', '{"query": "", "images": ["a"]}', "[1]"])
-def test_calibrate_names_the_bad_line(line: str, folder: str, capsys, tmp_path: Path) -> None:
+def test_calibrate_names_the_bad_line(
+    line: str, folder: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     lists = tmp_path / "lists.jsonl"
     lists.write_text(line + "\n")
     code, _, err = run(capsys, "calibrate", folder, "--lists", str(lists))
@@ -157,7 +169,7 @@ def test_calibrate_names_the_bad_line(line: str, folder: str, capsys, tmp_path: 
     assert "line 1" in err
 
 
-def test_methods(capsys) -> None:
+def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "methods")
     assert code == 0
     assert all(name in out for name in METHODS)
@@ -165,8 +177,9 @@ def test_methods(capsys) -> None:
     assert [row["name"] for row in json.loads(out)] == list(METHODS)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("profiled")
-def test_bench_commands(folder: str, capsys) -> None:
+def test_bench_commands(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--shape", "small", "--width", "128", "--rounds", "1"]
     code, out, _ = run(
         capsys, "bench", "prefill", *small, "--keep", "0.5", "0.25", "--methods", "radical", "--json"
@@ -183,9 +196,9 @@ def test_bench_commands(folder: str, capsys) -> None:
     short = ["--seconds", "1", "--requests", "10", "--rounds", "1"]
     code, out, _ = run(capsys, "bench", "service", "--model", folder, *short, "--json")
     assert code == 0
-    found = json.loads(out)
-    assert set(found["statuses"]) <= {"200", "429"}
-    assert found["overhead"]["median"] > 0
+    measured = json.loads(out)
+    assert set(measured["statuses"]) <= {"200", "429"}
+    assert measured["overhead"]["median"] > 0
     for wrong in (
         ["prefill", "--shape", "huge"],
         ["prefill", "--methods", "best"],

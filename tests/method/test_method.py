@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -75,7 +77,7 @@ def test_a_single_candidate_is_all_equally_unique() -> None:
 
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=6), st.randoms(use_true_random=False), st.booleans())
-def test_permuting_candidates_permutes_dti(sizes: list[int], rng, exact: bool) -> None:
+def test_permuting_candidates_permutes_dti(sizes: list[int], rng: random.Random, exact: bool) -> None:
     tokens, owner = tokens_of(sizes, seed=len(sizes))
     query = torch.ones(12)
     order = list(range(len(sizes)))
@@ -194,7 +196,9 @@ def interpolated() -> dict[int, float]:
         (4, 6, [7, 15, 22, 29]),
     ],
 )
-def test_alpha_maximin_gives_the_published_schedules(curve, K: int, gap: int, layers: list[int]) -> None:
+def test_alpha_maximin_gives_the_published_schedules(
+    curve: dict[int, float], K: int, gap: int, layers: list[int]
+) -> None:
     assert alpha_maximin(list(curve), list(curve.values()), K, gap=gap) == layers
 
 
@@ -206,7 +210,7 @@ def test_alpha_maximin_breaks_ties_and_relaxes_the_gap() -> None:
     assert alpha_maximin([3], [0.2], 4) == [3]
 
 
-def brute_force_maximin(layers: list[int], alpha: list[float], K: int, gap: int) -> list[int]:
+def brute_force_maximin(layers: list[int], alpha: Sequence[float], K: int, gap: int) -> list[int]:
     value = dict(zip(layers, alpha, strict=True))
     chosen = [min(layers, key=lambda x: (value[x], x))]
     while len(chosen) < min(K, len(layers)):

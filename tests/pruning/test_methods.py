@@ -30,7 +30,18 @@ from radical_rerank.pruning import (
 from radical_rerank.pruning.dynres import shares
 from radical_rerank.pruning.sparsevlm import cluster, raters_of, recycling
 from radical_rerank.pruning.visionzip import apportion
-from tests.cases import LAYERS, PROFILE, Case, draw_list, greedy, hooks_on, make_case, model_of, stack
+from tests.cases import (
+    LAYERS,
+    PROFILE,
+    Case,
+    draw_list,
+    first_fast,
+    greedy,
+    hooks_on,
+    make_case,
+    model_of,
+    stack,
+)
 from tests.reference import Look, Reference, last_row_rule
 from tests.tiny import TINY_FAMILIES
 
@@ -40,9 +51,9 @@ SHAPES = [(4, 5), (3, 3), (5, 4), (2, 6)]
 
 
 def method(name: str, keep: float, **options: Any) -> Pruner:
-    return build(
-        name, keep=keep, **({"profile": PROFILE} if name in ("radical", "random") else {}), **options
-    )
+    if name in ("radical", "random"):
+        options["profile"] = PROFILE
+    return build(name, keep=keep, **options)
 
 
 def shapes_of(family: str) -> list[tuple[int, int]]:
@@ -58,9 +69,9 @@ def signals_of(case: Case, seed: int = 0) -> VisionSignals:
 # What holds for every method that drops tokens.
 
 
-@pytest.mark.parametrize("keep", [0.2, 0.1, 0.6])
+@pytest.mark.parametrize("keep", first_fast([0.2, 0.1, 0.6]))
 @pytest.mark.parametrize("name", CUTS)
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_budget_order_protection_and_decoding(family: str, name: str, keep: float) -> None:
     model = model_of(family)
     case = make_case(family, shapes_of(family), seed=2, reference=(2, 3))
@@ -71,7 +82,7 @@ def test_budget_order_protection_and_decoding(family: str, name: str, keep: floa
         output = model.generate(
             **case.inputs, max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0
         )
-        lengths = run.tokens_per_layer  # type: ignore[attr-defined]
+        lengths = run.tokens_per_layer
     assert output.shape[1] == case.layout.length + 4
     assert hooks_on(model) == before
     records = run.stages[0]
@@ -89,7 +100,7 @@ def test_budget_order_protection_and_decoding(family: str, name: str, keep: floa
 
 
 @pytest.mark.parametrize("name", CUTS)
-@pytest.mark.parametrize("family", ["qwen3_vl", "internvl_qwen3"])
+@pytest.mark.parametrize("family", first_fast(["qwen3_vl", "internvl_qwen3"]))
 def test_a_batch_is_its_lists_one_by_one(family: str, name: str) -> None:
     model = model_of(family)
     cases = [make_case(family, shapes_of(family)[:n], seed=n, text=6 + n) for n in (3, 2)]
@@ -119,7 +130,7 @@ def test_an_exception_leaves_the_model_as_it_was(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*CUTS, *RESIZERS])
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl_llama"])
+@pytest.mark.parametrize("family", first_fast(["qwen3_vl", "qwen2_5_vl", "internvl_llama"]))
 def test_the_reranker_runs_it(name: str, family: str, backbones: dict[str, Backbone]) -> None:
     query, images = draw_list(3, 5)
     images = [image.resize((160, 128)) for image in images]
@@ -148,7 +159,7 @@ def survivors(
     return [record.survivors.tolist() for record in run.stages[0]]
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_fastv_keeps_what_the_last_token_looks_at(family: str) -> None:
     case = make_case(family, shapes_of(family), seed=4)
     reference = Reference(model_of(family), case, [(2, "after", 0.2)], last_row_rule)
@@ -160,7 +171,7 @@ def test_fastv_keeps_what_the_last_token_looks_at(family: str) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_pyramiddrop_reads_the_next_layer_at_shares_of_all(family: str) -> None:
     case = make_case(family, shapes_of(family), seed=5)
     total = len(case.layout.positions)
@@ -169,9 +180,9 @@ def test_pyramiddrop_reads_the_next_layer_at_shares_of_all(family: str) -> None:
     stages = [(layer + 1, "before", ratio) for layer, ratio in zip((1, 3, 5), ratios, strict=True)]
     reference = Reference(model_of(family), case, stages, last_row_rule)
     reference.run(0)
-    found = survivors(PyramidDrop(keep=0.1, layers=(1, 3, 5)), family, case)
-    assert [len(kept) for kept in found] == counts
-    assert found == reference.survivors
+    kept_by_stage = survivors(PyramidDrop(keep=0.1, layers=(1, 3, 5)), family, case)
+    assert [len(kept) for kept in kept_by_stage] == counts
+    assert kept_by_stage == reference.survivors
 
 
 def test_pyramiddrop_never_keeps_less_than_asked() -> None:
@@ -251,7 +262,7 @@ def test_sparsevlm_raters_by_hand() -> None:
     assert raters_of(vision, torch.zeros(3, 2)).tolist() == [0, 1, 2]  # none above the mean: all
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_sparsevlm_scores_by_its_raters_and_clusters_the_rest(family: str) -> None:
     """Two cuts, the first with recycling written out again; the second sees its consequences."""
     model, case = model_of(family), make_case(family, shapes_of(family), seed=7)
@@ -360,7 +371,7 @@ def test_merged_tokens_and_their_deepstack_features_are_means() -> None:
         torch.testing.assert_close(mine, pairs)
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_dart_takes_the_least_like_of_each_pivot(family: str) -> None:
     model, case = model_of(family), make_case(family, shapes_of(family), seed=9)
     text, total = model.model.language_model, len(case.layout.positions)
@@ -397,8 +408,8 @@ def test_dart_takes_the_least_like_of_each_pivot(family: str) -> None:
         pool = [p for p in visual if p not in kept]
         likeness = {p: float(torch.cosine_similarity(states[p], states[pivot], dim=0)) for p in pool}
         kept |= set(sorted(pool, key=lambda p: likeness[p])[:quota])
-    found = survivors(DART(keep=0.4, layer=1), family, case)[0]
-    assert [visual[i] for i in found] == sorted(kept)
+    numbers = survivors(DART(keep=0.4, layer=1), family, case)[0]
+    assert [visual[i] for i in numbers] == sorted(kept)
     assert len(survivors(DART(keep=2.5 / total), family, case)[0]) == 3  # fewer than the pivots
 
 
@@ -521,9 +532,9 @@ def slow_signals(backbone: Backbone, family: str, p: Any) -> torch.Tensor:
     if family == "qwen2_5_vl":
         # Where each token of the encoder's order ends up: follow the merged tokens themselves.
         order = window_order(tower, p)
-        result = torch.empty_like(received)
-        result[order] = received
-        return result
+        ordered = torch.empty_like(received)
+        ordered[order] = received
+        return ordered
     return received
 
 
@@ -592,6 +603,7 @@ def test_small_images_use_the_budget_as_far_as_whole_rows_allow(
     if method == "lowres":  # every factor, one by one
         sizes = [backbone.count_tokens(image, 384) for image in images]
         limits = pruner.resize(sizes, lambda: pytest.fail("LowRes need not look"))
+        assert limits is not None
         tried = [
             sum(
                 backbone.count_tokens(image, int(limit * step / 100))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ from PIL import Image, ImageOps
 
 from radical_rerank.errors import InputError
 from radical_rerank.lab.bench.payloads import polyglot
+from radical_rerank.reranking import Document, load_image
 from radical_rerank.reranking import encoding as images
-from radical_rerank.reranking import load_image
 from radical_rerank.reranking.encoding import load_images
 
 
-def encoded(image: Image.Image, kind: str, **options) -> bytes:
+def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
@@ -35,7 +36,7 @@ def test_every_kind_of_document_gives_the_same_picture(tmp_path: Path) -> None:
     path.write_bytes(png)
     uri = "data:image/png;base64," + base64.b64encode(png).decode()
     array = np.asarray(image)
-    documents = [
+    documents: list[Document] = [
         image,
         png,
         bytearray(png),
@@ -129,7 +130,7 @@ def test_an_animation_shows_its_first_frame() -> None:
         (None, "NoneType"),
     ],
 )
-def test_what_is_no_image_is_named(document, message: str) -> None:
+def test_what_is_no_image_is_named(document: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_image(document)
 
@@ -142,6 +143,7 @@ def test_truncated_files_are_errors() -> None:
             load_image(data[: len(data) // 2], name="document 3")
 
 
+@pytest.mark.slow
 def test_large_images_are_refused_before_they_are_decoded() -> None:
     for side, message in ((10_000, "10000 x 10000 pixels, more than the limit"), (20_000, "exceeds limit")):
         bomb = encoded(Image.new("1", (side, side)), "PNG")
@@ -155,7 +157,7 @@ def test_large_images_are_refused_before_they_are_decoded() -> None:
 def test_many_are_loaded_as_one_by_one(tmp_path: Path) -> None:
     halves().save(tmp_path / "a.png")
     lazy = Image.open(tmp_path / "a.png")
-    documents = [
+    documents: list[Document] = [
         lazy,
         b"not an image",
         tmp_path / "a.png",
@@ -164,12 +166,12 @@ def test_many_are_loaded_as_one_by_one(tmp_path: Path) -> None:
         encoded(halves(), "PNG"),
     ]
     names = [f"document {i}" for i in range(len(documents))]
-    found = load_images(documents, names=names)
-    assert [isinstance(image, InputError) for image in found] == [False, True, False, False, True, False]
-    assert "document 1" in str(found[1])
-    assert "document 4" in str(found[4])
-    assert "missing.png" in str(found[4])
-    for image in (found[0], found[2], found[3], found[5]):
+    loaded = load_images(documents, names=names)
+    assert [isinstance(image, InputError) for image in loaded] == [False, True, False, False, True, False]
+    assert "document 1" in str(loaded[1])
+    assert "document 4" in str(loaded[4])
+    assert "missing.png" in str(loaded[4])
+    for image in (loaded[0], loaded[2], loaded[3], loaded[5]):
         assert isinstance(image, Image.Image)
         assert image.tobytes() == halves().tobytes()
     assert load_images([], names=[]) == []
@@ -225,7 +227,7 @@ def test_wrapped_base64_in_any_case_and_alphabet_is_a_data_uri() -> None:
 
 
 def test_whatever_a_decoder_raises_names_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*args, **options):
+    def fails(*args: Any, **options: Any) -> None:
         raise RuntimeError("a decoder's own")
 
     monkeypatch.setattr(Image, "open", fails)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from radical_rerank.backbones import Backbone
@@ -58,7 +60,7 @@ def test_a_query_cannot_forge_markup(backbone: Backbone, query: str) -> None:
     assert prompt.ids[: prompt.layout.query[0]] == honest.ids[: honest.layout.query[0]]
 
 
-def test_the_user_s_own_template(backbone: Backbone, tmp_path) -> None:
+def test_the_user_s_own_template(backbone: Backbone, tmp_path: Path) -> None:
     words = {
         "intro": "candidates : ",
         "reference": "reference {image} ",
@@ -101,7 +103,7 @@ def test_a_letter_that_is_not_one_token_is_an_error(backbone: Backbone) -> None:
         build_prompt(backbone, PromptTemplate.load(glued), "red", [4, 4])
 
 
-def test_a_tokenizer_without_chat_template(backbone: Backbone, tiny_folders) -> None:
+def test_a_tokenizer_without_chat_template(tiny_folders: dict[str, Path]) -> None:
     plain = Backbone.from_pretrained(tiny_folders["qwen3_vl"])
     plain.tokenizer.chat_template = None
     prompt = build_prompt(plain, template(plain), "red", [4, 4])

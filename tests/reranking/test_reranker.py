@@ -8,10 +8,12 @@ import pickle
 import select
 import shutil
 import signal
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +22,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from radical_rerank import Dense, PromptTemplate, Query, RaDiCal, Reranker, calibrate
-from radical_rerank.backbones import Backbone
+from radical_rerank import Dense, Document, PromptTemplate, Query, RaDiCal, Reranker, calibrate
+from radical_rerank.backbones import Backbone, ImageFeatures, Pixels
 from radical_rerank.errors import (
     CalibrationError,
     InputError,
@@ -32,7 +34,7 @@ from radical_rerank.errors import (
 from radical_rerank.method import macs
 from radical_rerank.pruning import Profile
 from radical_rerank.reranking.prompt import build_prompt
-from tests.cases import PROFILE, draw_list, hooks_on
+from tests.cases import PROFILE, draw_list, first_fast, hooks_on
 from tests.tiny import TINY_FAMILIES
 
 
@@ -106,12 +108,12 @@ def test_top_k(reranker: Reranker) -> None:
     assert len(reranker.rank(query, images, top_k=99)) == 6
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 @pytest.mark.parametrize("method", ["radical", "random", "dense"])
 def test_batches_give_the_rankings_of_single_lists(
     method: str, family: str, backbones: dict[str, Backbone]
 ) -> None:
-    options = {} if method == "dense" else {"profile": PROFILE}
+    options: dict[str, Any] = {} if method == "dense" else {"profile": PROFILE}
     reranker = Reranker(backbones[family], method, keep=0.3, max_image_tokens=32, **options)
     lists = [
         (Query(query, images[0]) if n % 3 == 2 else query, images)
@@ -163,6 +165,7 @@ def test_more_candidates_than_letters_go_through_windows(backbone: Backbone) -> 
     assert sorted(ranking.order) == list(range(20))
     assert len(ranking.reports) == 4
     # The last window decided the front: its own list, ranked alone, gives the same order.
+    assert ranking.report is not None
     front = ranking.report.indices
     alone = small.rank(query, [images[i] for i in front])
     assert [front[i] for i in alone.order] == ranking.order[:8]
@@ -172,7 +175,7 @@ def test_the_vision_cache_spares_the_encoder(backbone: Backbone, monkeypatch: py
     encoded: list[int] = []
     encode = backbone.encode
 
-    def counted(pixels, signals=False):
+    def counted(pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
         encoded.append(len(pixels))
         return encode(pixels, signals)
 
@@ -209,7 +212,7 @@ def test_the_model_may_write_the_order(
     written: list[str] = []
     write = backbone.write
 
-    def overheard(inputs, limit):
+    def overheard(inputs: dict[str, Any], limit: int) -> list[str]:
         written.extend(write(inputs, limit))
         # A random model writes noise; what it wrote stays in front of an order that can be read.
         return [f"{written[-1]} C > A > A > B"]
@@ -294,6 +297,7 @@ def test_a_dense_report_saves_nothing(backbone: Backbone) -> None:
 # Calibration.
 
 
+@pytest.mark.slow
 def test_a_profile_is_measured_once_logged_and_kept(
     backbone: Backbone, private_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -321,7 +325,7 @@ def test_calibration_on_own_lists_is_the_mean_over_lists(backbone: Backbone) -> 
     assert both.lists == 2
     assert both.h_norm is not None
     for layer, value in enumerate(both.h_norm):
-        assert value == pytest.approx(sum(p.h_norm[layer] for p in each) / 2)
+        assert value == pytest.approx(sum(p.h_norm[layer] for p in each if p.h_norm is not None) / 2)
     assert both.h_min == min(both.h_norm)
     assert min(both.alpha) == 0
     expected = [(h - both.h_min) / (1 - both.h_min) for h in both.h_norm]
@@ -330,7 +334,9 @@ def test_calibration_on_own_lists_is_the_mean_over_lists(backbone: Backbone) -> 
         calibrate(backbone, [])
 
 
-def test_a_profile_beside_the_model_is_used(backbone: Backbone, tmp_path: Path, tiny_folders) -> None:
+def test_a_profile_beside_the_model_is_used(
+    backbone: Backbone, tmp_path: Path, tiny_folders: dict[str, Path]
+) -> None:
     import shutil
 
     folder = tmp_path / "model"
@@ -342,7 +348,9 @@ def test_a_profile_beside_the_model_is_used(backbone: Backbone, tmp_path: Path, 
     assert reranker.profile == own
 
 
-def test_a_model_of_broken_weights_is_not_calibrated(tiny_folders, private_cache: Path) -> None:
+def test_a_model_of_broken_weights_is_not_calibrated(
+    tiny_folders: dict[str, Path], private_cache: Path
+) -> None:
     backbone = Backbone.from_pretrained(tiny_folders["qwen3_vl"])
     with torch.no_grad():
         backbone.model.model.language_model.layers[2].self_attn.q_proj.weight[:] = torch.nan
@@ -366,7 +374,7 @@ def test_unusable_documents_are_named_or_skipped(reranker: Reranker, tmp_path: P
     query, images = pictures(15, 3)
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"\x89PNG\r\n\x1a\nnothing")
-    documents = [images[0], broken, images[1], tmp_path / "missing.png", images[2]]
+    documents: list[Document] = [images[0], broken, images[1], tmp_path / "missing.png", images[2]]
     with pytest.raises(InputError, match=r"document 1 .*broken.png"):
         reranker.rank(query, documents)
     ranking = reranker.rank(query, documents, on_error="skip")
@@ -408,14 +416,14 @@ def test_options_out_of_range_are_refused(backbone: Backbone) -> None:
     with pytest.raises(InputError, match="top_k"):
         reranker.rank("red", images, top_k=0)
     with pytest.raises(InputError, match="on_error"):
-        reranker.rank("red", images, on_error="ignore")
+        reranker.rank("red", images, on_error="ignore")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="batch_size"):
         reranker.rank_many([], batch_size=0)
     with pytest.raises(InputError, match="not a single one"):
         reranker.rank("red", "picture.png")
 
 
-def test_logits_that_are_not_finite_are_an_error(tiny_folders) -> None:
+def test_logits_that_are_not_finite_are_an_error(tiny_folders: dict[str, Path]) -> None:
     backbone = Backbone.from_pretrained(tiny_folders["internvl_llama"])
     with torch.no_grad():
         backbone.model.lm_head.weight[:] = float("nan")
@@ -451,7 +459,7 @@ def test_an_error_in_one_list_leaves_the_reranker_usable(reranker: Reranker) -> 
 def test_results_come_as_they_are_ready(reranker: Reranker) -> None:
     query, images = pictures(17, 3)
 
-    def lists():
+    def lists() -> Iterator[tuple[str, list[Image.Image]]]:
         yield query, images
         raise KeyboardInterrupt
 
@@ -478,8 +486,8 @@ def test_templates_can_be_replaced(backbone: Backbone) -> None:
     assert default.report.tokens != other.report.tokens
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "internvl_qwen2"])
-def test_half_precision_ranks_alike(family: str, tiny_folders) -> None:
+@pytest.mark.parametrize("family", first_fast(["qwen3_vl", "internvl_qwen2"]))
+def test_half_precision_ranks_alike(family: str, tiny_folders: dict[str, Path]) -> None:
     """bfloat16 weights run through every stage; scores agree with float32 to bfloat16's own precision."""
     query, images = pictures(19, 5)
     scores = {}
@@ -513,18 +521,18 @@ def test_scores_are_logs_and_probabilities_are_told(backbone: Backbone, scorer: 
         reranker.backbone = replace_writer(backbone, "B > A > D > C")
     for documents in (images[:4], images):
         ranking = reranker.rank(query, documents)
-        found = [result.probability for result in ranking]
-        assert found == sorted(found, reverse=True)
-        assert len(set(found[:4])) == 4  # none is cut to 1
-        assert all(0 < p < 1 for p in found)
-        assert found == pytest.approx([math.exp(result.score) for result in ranking])
+        probabilities = [result.probability for result in ranking]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert len(set(probabilities[:4])) == 4  # none is cut to 1
+        assert all(0 < p < 1 for p in probabilities)
+        assert probabilities == pytest.approx([math.exp(result.score) for result in ranking])
     assert sum(r.probability for r in reranker.rank(query, images[:4])) == pytest.approx(1)
 
 
 def replace_writer(backbone: Backbone, text: str) -> Backbone:
     """The same model, which writes this answer."""
     copy = replace(backbone)
-    copy.write = lambda inputs, count: [text] * len(inputs["input_ids"])  # type: ignore[method-assign]
+    copy.write = lambda inputs, max_new_tokens: [text] * len(inputs["input_ids"])  # type: ignore[method-assign]
     return copy
 
 
@@ -546,6 +554,7 @@ def test_totals_of_several_windows_add_up(backbone: Backbone) -> None:
     assert reranker.rank(query, []).totals.prompts == 0
 
 
+@pytest.mark.slow
 def test_threads_share_a_reranker(backbone: Backbone) -> None:
     lists = [pictures(seed, 4) for seed in range(6)]
     reranker = Reranker(backbone, "radical", profile=PROFILE, keep=0.3)
@@ -616,7 +625,7 @@ def test_counts_are_whole_numbers(reranker: Reranker, value: object) -> None:
     for name in ("top_k", "batch_size"):
         with pytest.raises(InputError, match=f"{name} must be a whole number of at least 1"):
             reranker.rank_many([], **{name: value})  # type: ignore[arg-type]
-    assert len(reranker.rank(*pictures(1, 3), top_k=np.int64(2))) == 2  # type: ignore[arg-type]
+    assert len(reranker.rank(*pictures(1, 3), top_k=np.int64(2))) == 2
 
 
 def test_truncated_weights_are_named(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
@@ -686,7 +695,7 @@ def test_a_document_of_any_size_is_ranked_named_or_skipped(
     documents = [*images[:2], Image.new("RGB", size), images[2]]
     reranker = Reranker(backbones[family], "dense", max_image_tokens=48)
     ranking = reranker.rank(query, documents, on_error="skip")
-    skipped = [found.index for found in ranking.skipped]
+    skipped = [document.index for document in ranking.skipped]
     assert skipped in ([], [2])
     assert sorted([*ranking.order, *skipped]) == [0, 1, 2, 3]
     if family.startswith("qwen") and size in ((201, 1), (0, 0)):
@@ -705,7 +714,7 @@ def test_whatever_preparing_a_document_raises_is_that_documents_error(
     query, images = pictures(1, 4)
     known = backbone.family.preprocess
 
-    def picky(processor, image, max_tokens):
+    def picky(processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         if image.tobytes() == images[2].tobytes():
             raise RuntimeError("no such picture")
         return known(processor, image, max_tokens)
@@ -736,7 +745,7 @@ def test_a_ranking_stops_between_any_two_layers(family: str, backbones: dict[str
     expected = reranker.rank(query, images)
     asked = 0
 
-    def stop_at(number: int):
+    def stop_at(number: int) -> Callable[[], bool]:
         def stop() -> bool:
             nonlocal asked
             asked += 1
@@ -745,9 +754,9 @@ def test_a_ranking_stops_between_any_two_layers(family: str, backbones: dict[str
         return stop
 
     reranker.vision_cache.clear()
-    (found,) = reranker.rank_many([(query, images)], stop=stop_at(10**9))
-    assert found.order == expected.order
-    assert [r.score for r in found] == [r.score for r in expected]
+    (unstopped,) = reranker.rank_many([(query, images)], stop=stop_at(10**9))
+    assert unstopped.order == expected.order
+    assert [r.score for r in unstopped] == [r.score for r in expected]
     # The decoder's layers, and at least one block of the encoder.
     total = asked
     assert total > backbone.shape.num_layers
@@ -779,9 +788,9 @@ def test_a_picture_is_scaled_as_the_processor_scales_it(family: str, backbones: 
         noise = torch.randint(0, 256, (size[1], size[0], 3), dtype=torch.uint8, generator=draw)
         image = Image.fromarray(noise.numpy())
         for limit in (1, 4, 48, 384):
-            least, most = backbones[family].family._pixels(processor, limit)
+            least, most = backbones[family].family._pixels(processor, limit)  # type: ignore[attr-defined]
             sizes = {"longest_edge": most, "shortest_edge": least}
             expected = processor([image], size=sizes, return_tensors="pt")
-            found = backbones[family].preprocess(image, limit)
-            assert torch.equal(found.values, expected["pixel_values"]), (size, limit)
-            assert found.grid == tuple(expected["image_grid_thw"][0].tolist())
+            pixels = backbones[family].preprocess(image, limit)
+            assert torch.equal(pixels.values, expected["pixel_values"]), (size, limit)
+            assert pixels.grid == tuple(expected["image_grid_thw"][0].tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -87,7 +88,7 @@ def test_windows_cover_everything_and_find_the_best(count: int, window: int, dat
     quality = data.draw(st.permutations(list(range(count))))
     calls: list[int] = []
 
-    def score(items):
+    def score(items: Sequence[int]) -> list[float]:
         calls.append(len(items))
         top = max(quality[i] for i in items)
         return [float(quality[i] - top) for i in items]  # comparable inside a window only

@@ -59,6 +59,7 @@ def test_a_dual_encoder_gives_unit_vectors_of_one_space(siglip: Path) -> None:
     torch.testing.assert_close(output.text_embeds[0], queries[0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_what_is_no_embedder_is_named(tmp_path: Path, tiny_folders: dict[str, Path]) -> None:
     with pytest.raises(InputError, match="cannot load the embedder"):
         DualEncoder(str(tmp_path / "clip-none"))
@@ -67,6 +68,7 @@ def test_what_is_no_embedder_is_named(tmp_path: Path, tiny_folders: dict[str, Pa
         SentenceEmbedder(str(tmp_path / "none"))
 
 
+@pytest.mark.slow
 def test_sentence_transformers_models(siglip: Path) -> None:
     """A two-tower model through sentence-transformers gives the same vectors as by hand."""
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="an extra")
