@@ -68,9 +68,8 @@ def needs_extra(extra: str) -> Iterator[None]:
 
 
 def unknown_name(kind: str, name: str, choices: Iterable[str], of: str = "") -> InputError:
-    """Return an error that names the choice nearest to a misspelt name, and all choices."""
-    choices = list(choices)
-    near = get_close_matches(name, choices, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    owner = f" of {of}" if of else ""
-    return InputError(f"unknown {kind} {name!r}{owner}; {hint}choose from: {', '.join(choices)}")
+    """Return an error that names the choice nearest to a misspelt name, or all choices if none is near."""
+    choices = list(dict.fromkeys(choices))
+    near = get_close_matches(name, choices, n=1, cutoff=0.7)
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from: {', '.join(choices)}"
+    return InputError(f"unknown {kind} {name!r}{f' of {of}' if of else ''}; {hint}")

@@ -146,7 +146,7 @@ def test_calibrate_writes_a_profile_and_shows_the_schedule(
         "2",
     )
     assert code == 0
-    assert "list 2 of 2" in err
+    assert "calibrating" in err
     profile = Profile.load(out_file)
     assert profile.lists == 2
     data = json.loads(out)

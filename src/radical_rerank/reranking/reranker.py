@@ -132,7 +132,7 @@ class Reranker:
             self.pruner = method
         else:
             given = options if keep is None else {**options, "keep": keep}
-            self.pruner = build(method, _also=inspect.signature(Reranker).parameters, **given)
+            self.pruner = build(method, _also=_OPTIONS, **given)
         loading = {"device": device, "dtype": dtype, "attn_implementation": attn_implementation}
         if not isinstance(model, Backbone):
             model = Backbone.from_pretrained(model, **loading)  # type: ignore[arg-type]
@@ -408,6 +408,13 @@ class Reranker:
             with self.backbone.exclusive():
                 profile = Profile.find(self.backbone.identity) or measured_profile(self)
                 self.pruner = self.pruner.with_profile(profile)
+
+
+_OPTIONS = [
+    name
+    for name, parameter in inspect.signature(Reranker).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+]
 
 
 def _check_count(name: str, value: Any) -> None:
