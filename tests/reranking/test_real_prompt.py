@@ -48,6 +48,7 @@ def photos(count: int) -> list[Image.Image]:
     return [Image.fromarray(rng.integers(0, 255, (h, w, 3), dtype=np.uint8)) for w, h in sizes]
 
 
+@pytest.mark.slow
 def test_twenty_images_of_different_sizes_rank_end_to_end(real: Backbone) -> None:
     published = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
     reranker = Reranker(real, RaDiCal(keep=0.2, profile=published))
@@ -107,6 +108,7 @@ def test_fifty_two_letters_are_single_tokens(real: Backbone) -> None:
     assert [real.tokenizer.decode([token]) for token in prompt.identifiers] == list(IDENTIFIERS)
 
 
+@pytest.mark.slow
 def test_a_chat_template_kept_with_the_processor_is_found(real: Backbone, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(real.name, folder)
