@@ -41,6 +41,9 @@ bench: $(STAMP)
 fuzz: $(STAMP)
 	RADICAL_SCHEMA_CASES=500 $(BIN)/python -m pytest -q tests/service/test_schema.py
 
+# Threads of several processes share the cores in the tests: they should not spin while they wait.
+test test-fast: export OMP_WAIT_POLICY := PASSIVE
+
 # Everything that must pass, with coverage.
 test: lint type docs browser
 	$(BIN)/python -m pytest -q --cov --cov-report=term
