@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from radical_rerank import Dense, RaDiCal
+from radical_rerank.backbones.hooks import Hooks
 from radical_rerank.backbones.model import text_model
 from radical_rerank.backbones.view import row_attention
 from radical_rerank.errors import LayoutError, ScoringError, UnsupportedModelError
@@ -446,3 +447,15 @@ def test_decoded_tokens_can_be_taken_back() -> None:
         cache.crop(-5)
         with pytest.raises(LayoutError, match="into the prompt"):
             model(input_ids=torch.tensor([[9]]), past_key_values=cache)
+
+
+def test_a_hook_that_another_thread_is_removing_does_nothing() -> None:
+    """torch reads a module's hooks and their flags one after the other: in between, a flag may be gone."""
+    module, called = torch.nn.Linear(2, 2), []
+    with Hooks() as hooks:
+        hooks.before(module, lambda *arguments: called.append(arguments))
+        (hook,) = module._forward_pre_hooks.values()
+        assert hook(module, (torch.zeros(1, 2),)) is None
+        assert not called
+        module(torch.zeros(1, 2))
+    assert len(called) == 1

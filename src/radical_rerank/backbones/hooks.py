@@ -47,8 +47,9 @@ class Hooks:
     def before(self, module: nn.Module, act: Before) -> None:
         """Call `act` before every call of the module, in this thread and task."""
 
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if self.here:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+            # While another thread adds or removes its hooks, torch may call them here without kwargs.
+            if self.here and kwargs is not None:
                 return act(module, args, kwargs)
             self.elsewhere += 1
             return None
