@@ -192,7 +192,7 @@ def test_bench_commands(folder: str, capsys: pytest.CaptureFixture[str]) -> None
     code, out, err = run(capsys, "bench", "end-to-end", "--model", folder, *counts)
     assert code == 0
     assert "pruned warm" in out
-    assert "time grows as N to the" in err
+    assert "time grows with N to the power of" in err
     short = ["--seconds", "1", "--requests", "10", "--rounds", "1"]
     code, out, _ = run(capsys, "bench", "service", "--model", folder, *short, "--json")
     assert code == 0
