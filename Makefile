@@ -48,9 +48,10 @@ test test-fast: export OMP_WAIT_POLICY := PASSIVE
 test: lint type docs browser
 	$(BIN)/python -m pytest -q --cov --cov-report=term
 
-# The tests that take a moment each.
+# The tests that take a moment each, in two processes of one thread.
+test-fast: export OMP_NUM_THREADS := 1
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n 2
 
 # And the adapter whose library, with all that it asks for, is larger than the rest together. Its own parts are enough
 # for the test; what else it asks for (torchvision among it) need not load beside this torch.
