@@ -19,14 +19,14 @@ from radical_rerank import Reranker
 from radical_rerank.backbones import DEFAULT_MODEL, Backbone
 from radical_rerank.errors import ScoringError
 from radical_rerank.lab.bench.end_to_end import EndToEnd, growth, paper_backbone, run_end_to_end
-from radical_rerank.lab.bench.prefill import SHAPES, Bench, run_prefill
+from radical_rerank.lab.bench.prefill import PROMPT_SHAPES, Bench, run_prefill
 from radical_rerank.lab.bench.throughput import run_throughput
 from radical_rerank.lab.bench.timing import Ratio, StepTimes, Times, interleaved, lockstep, phases
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import build
 from tests.cases import PROFILE, draw_list
 
-SMALL = replace(SHAPES["small"](128), num_layers=5, candidates=4, rows=4, columns=5, text=60)
+SMALL = replace(PROMPT_SHAPES["small"](128), num_layers=5, candidates=4, rows=4, columns=5, text=60)
 
 
 def test_rounds_are_interleaved_and_the_first_does_not_count() -> None:
@@ -91,7 +91,7 @@ def test_a_disturbed_step_does_not_count() -> None:
 
 @pytest.mark.slow
 def test_the_prompt_has_the_shape_it_says() -> None:
-    shape = SHAPES["paper"](128)
+    shape = PROMPT_SHAPES["paper"](128)
     bench = Bench(replace(shape, num_layers=4))
     assert bench.layout.length == 3904
     assert len(bench.layout.positions) == 3600
@@ -101,7 +101,7 @@ def test_the_prompt_has_the_shape_it_says() -> None:
 @pytest.mark.slow
 def test_a_stage_holds_a_twentieth_of_eager_attention_at_most() -> None:
     """At every stage of the paper's shape, also the late ones, whose matrix has become small."""
-    bench = Bench(replace(SHAPES["paper"](512), num_layers=8))
+    bench = Bench(replace(PROMPT_SHAPES["paper"](512), num_layers=8))
     stages = bench.stage_memory(build("radical", keep=0.2, layers=(1, 3, 4, 6), alpha=0.5))
     assert [stage.tokens for stage in stages] == [3904, 2712, 1915, 1382]
     assert max(stage.peak / stage.eager for stage in stages) <= 0.05

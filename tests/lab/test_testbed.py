@@ -14,7 +14,7 @@ from radical_rerank.embedded.scenes.datasets import (
 )
 from radical_rerank.embedded.scenes.gallery import make_gallery
 from radical_rerank.embedded.scenes.lists import make_composed
-from radical_rerank.lab.datasets import Lazy
+from radical_rerank.lab.datasets import LazySequence
 from radical_rerank.reranking.encoding import load_image
 
 
@@ -83,7 +83,7 @@ def test_lazy_sequences() -> None:
         made.append(number)
         return number * number
 
-    items = Lazy(5, make)
+    items = LazySequence(5, make)
     assert len(items) == 5
     assert not made
     assert items[3] == items[-2] == 9

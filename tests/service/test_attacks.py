@@ -37,7 +37,7 @@ from radical_rerank.service.intake import Intake, Memory
 from radical_rerank.service.readers import Readers, ReadTask
 from radical_rerank.service.reading import Incoming, Reading
 from radical_rerank.service.settings import Settings
-from radical_rerank.service.worker import RankJob, RankWorker, Work
+from radical_rerank.service.worker import RankJob, RankWork, RankWorker
 from tests.service.helpers import PICTURES, QUERY, body, serving, uri
 
 pytestmark = pytest.mark.slow
@@ -563,7 +563,7 @@ class Failing:
 def jobs_of(worker: RankWorker, texts: list[str], images: Any = (), seconds: float = 10) -> list[Any]:
     async def run() -> list[Any]:
         loop = asyncio.get_running_loop()
-        work = [Work(Query(text), images, ("a", 1), time.monotonic() + seconds) for text in texts]
+        work = [RankWork(Query(text), images, ("a", 1), time.monotonic() + seconds) for text in texts]
         jobs = [RankJob(one, loop, loop.create_future()) for one in work]
         for job in jobs:
             worker.submit(job)

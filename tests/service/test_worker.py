@@ -15,7 +15,7 @@ pytest.importorskip("fastapi", reason="the service is an extra")
 from radical_rerank.errors import InputError
 from radical_rerank.reranking import Query
 from radical_rerank.service.errors import ServiceError
-from radical_rerank.service.worker import RankJob, RankWorker, Work
+from radical_rerank.service.worker import RankJob, RankWork, RankWorker
 from tests.service.helpers import Slow
 
 
@@ -33,7 +33,7 @@ async def asked(
     kind: tuple[str, float] = ("a", 1),
     images: list[Image.Image] | None = None,
 ) -> str:
-    work = Work(Query(text), images or [], kind, time.monotonic() + deadline)
+    work = RankWork(Query(text), images or [], kind, time.monotonic() + deadline)
     with worker.admitted(work.heavy):
         loop = asyncio.get_running_loop()
         job = RankJob(work, loop, loop.create_future())

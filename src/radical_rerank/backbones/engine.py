@@ -21,7 +21,7 @@ from torch import Tensor
 from radical_rerank.backbones.decoding import Decoding
 from radical_rerank.backbones.hooks import Hooks, entered_for
 from radical_rerank.backbones.model import base_model, identity_of, text_model, unwrapped
-from radical_rerank.backbones.view import Lazy, View, all_keys
+from radical_rerank.backbones.view import LazyTensor, View, all_keys
 from radical_rerank.errors import CalibrationError, LayoutError, UnsupportedModelError
 from radical_rerank.method import keep_count
 from radical_rerank.pruning import Layout, Merge, Profile, PrunedStage, Pruner, Stage, VisionSignals
@@ -397,7 +397,7 @@ class BatchState:
 
     def _choose(self, stage: Stage, layer: Any, entering: Tensor, hidden: Tensor) -> list[Tensor | Merge]:
         """Return what the method keeps of each list, and add it to `stages`."""
-        keys = Lazy(partial(all_keys, layer, entering, *self.rotary))
+        keys = LazyTensor(partial(all_keys, layer, entering, *self.rotary))
         chosen: list[Tensor | Merge] = []
         for row, stages in enumerate(self.stages):
             view = View(self, row, stage, layer, entering, hidden, keys)

@@ -27,7 +27,7 @@ class View(StageView):
         layer: Any,
         entering: Tensor,
         hidden: Tensor,
-        keys: Lazy,
+        keys: LazyTensor,
     ) -> None:
         self._state, self._row, self._module = state, row, layer
         self._entering, self._hidden, self._keys = entering, hidden, keys
@@ -118,7 +118,7 @@ class View(StageView):
         return embeddings[self._row, where]
 
 
-class Lazy:
+class LazyTensor:
     """A tensor that is computed when first called for."""
 
     def __init__(self, compute: Callable[[], Tensor]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from radical_rerank import progress as bars
-from radical_rerank.cli.common import AsJson, Model, log, print_json, print_table
+from radical_rerank.cli.common import AsJson, Keeps, Model, log, print_json, print_table
 from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.errors import InputError, MissingExtraError, needs_extra, unknown_name
 from radical_rerank.lab.paper import CANDIDATES, COUNTS
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Benchmarks of speed, memory and the service.", no_args_is_help=True)
 
-Keeps = Annotated[list[float] | None, typer.Option("--keep", help="Budgets: --keep 0.2 0.1.")]
 Methods = Annotated[list[str] | None, typer.Option("--methods", help="Methods, see `radical methods`.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")]
 
@@ -37,16 +36,16 @@ def prefill(
     as_json: AsJson = False,
 ) -> None:
     """Time the prefill of a random decoder: measured speed-up, predicted speed-up, and the limit."""
-    from radical_rerank.lab.bench.prefill import SHAPES, run_prefill
+    from radical_rerank.lab.bench.prefill import PROMPT_SHAPES, run_prefill
     from radical_rerank.pruning import build
 
     names, keeps = methods or ["radical", "random"], keep or [0.2]
     for name in names:
         build(name)  # checks the name before anything is loaded
-    if shape not in SHAPES:
-        raise unknown_name("shape", shape, SHAPES)
+    if shape not in PROMPT_SHAPES:
+        raise unknown_name("shape", shape, PROMPT_SHAPES)
     wanted = [(name, budget) for budget in keeps for name in names]
-    result = run_prefill(SHAPES[shape](width), wanted, rounds=rounds, progress=bars.bar)
+    result = run_prefill(PROMPT_SHAPES[shape](width), wanted, rounds=rounds, progress=bars.bar)
     if as_json:
         print_json(result.to_dict())
     else:

@@ -16,8 +16,8 @@ from rich.table import Table
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; by default the accelerator if there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, …; by default what suits the device.")]
+Keeps = Annotated[list[float] | None, typer.Option("--keep", help="Budgets: --keep 0.2 0.1.")]
 Model = Annotated[str, typer.Option(help="A model id or a folder; by default the embedded model.")]
-
 
 log = logging.getLogger("radical_rerank")
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 PAPER_SEEDS = " ".join(map(str, SEEDS))
-Keeps = Annotated[
+PaperKeeps = Annotated[
     list[float] | None,
     typer.Option("--keep", help=f"Budgets; by default {' '.join(map(str, KEEPS))}."),
 ]
@@ -47,7 +47,7 @@ def evaluate(
     out: Annotated[str, typer.Option(help="Output folder. An interrupted run there continues.")],
     dataset: Annotated[str, typer.Option(help="A data set, see `radical datasets`.")] = "scenes",
     methods: Annotated[list[str] | None, typer.Option(help="Methods, see `radical methods`.")] = None,
-    keep: Keeps = None,
+    keep: PaperKeeps = None,
     seeds: Annotated[
         list[int] | None,
         typer.Option(help=f"Seeds that shuffle the candidates; default {SEED}. The paper's: {PAPER_SEEDS}."),
@@ -171,7 +171,7 @@ def experiment(
     out: Annotated[
         str, typer.Option(help="Folder for records, tables and plots. An interrupted run there continues.")
     ] = "results",
-    keep: Keeps = None,
+    keep: PaperKeeps = None,
     seeds: Annotated[
         list[int] | None,
         typer.Option(help=f"Seeds that shuffle the candidates; by default the paper's: {PAPER_SEEDS}."),

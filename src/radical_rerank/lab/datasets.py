@@ -116,7 +116,7 @@ def picture_digest(document: Document, name: str) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-class Lazy(Sequence[T]):
+class LazySequence(Sequence[T]):
     """A sequence that makes its items on access and caches the last few.
 
     Args:
@@ -124,7 +124,7 @@ class Lazy(Sequence[T]):
         make: returns the item at an index
 
     Example:
-        >>> squares = Lazy(5, lambda number: number**2)
+        >>> squares = LazySequence(5, lambda number: number**2)
         >>> len(squares), squares[3]
         (5, 9)
     """

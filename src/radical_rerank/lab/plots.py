@@ -10,7 +10,7 @@ from radical_rerank.errors import needs_extra
 from radical_rerank.files import replacing
 from radical_rerank.lab.tables import TableRow
 
-COLOURS = ("#0b5fa5", "#c2410c", "#15803d", "#7c3aed", "#b91c1c", "#0e7490", "#a16207", "#525252", "#be185d")
+PALETTE = ("#0b5fa5", "#c2410c", "#15803d", "#7c3aed", "#b91c1c", "#0e7490", "#a16207", "#525252", "#be185d")
 
 
 def figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
@@ -55,7 +55,7 @@ def bars(path: str | Path, rows: Sequence[TableRow], title: str) -> Path:
         [max(0.0, v - row.interval[0]) for v, row in zip(values, shown, strict=True)],
         [max(0.0, row.interval[1] - v) for v, row in zip(values, shown, strict=True)],
     ]
-    colours = [COLOURS[0] if row.method == "radical" else "#9ca3af" for row in shown]
+    colours = [PALETTE[0] if row.method == "radical" else "#9ca3af" for row in shown]
     axes.barh(
         [row.name for row in shown], values, xerr=error, color=colours, error_kw={"lw": 1, "alpha": 0.6}
     )
@@ -89,7 +89,7 @@ def curves(path: str | Path, rows: Sequence[TableRow], axis: str, title: str) ->
         if at is not None:
             label = "RaDiCal" if axis in row.options else row.name
             lines.setdefault(label, []).append((float(at), row.measures["MRR@10"]))
-    for colour, (label, points) in zip(COLOURS * 3, lines.items(), strict=False):
+    for colour, (label, points) in zip(PALETTE * 3, lines.items(), strict=False):
         points.sort()
         dense = label == "Dense"
         axes.plot(*zip(*points, strict=True), "o-", ms=4, label=label, color="black" if dense else colour)
@@ -116,7 +116,7 @@ def pareto(path: str | Path, rows: Sequence[TableRow], title: str) -> Path:
     """
     picture, axes = figure()
     methods = sorted(dict.fromkeys(row.method for row in rows), key=lambda name: name != "radical")
-    for colour, method in zip(COLOURS * 2, methods, strict=False):
+    for colour, method in zip(PALETTE * 2, methods, strict=False):
         points = sorted(
             (100 * (1 - row.flops_saved), row.measures["MRR@10"]) for row in rows if row.method == method
         )

@@ -23,7 +23,7 @@ Pools = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Work:
+class QueryWork:
     """One query with its candidates.
 
     Args:
@@ -102,7 +102,7 @@ class Runner:
             for record in self.ranked(data, work, self.missing(work, cells, records)):
                 records.add(record)
 
-    def missing(self, work: Work, cells: Sequence[Cell], records: Records) -> list[Cell]:
+    def missing(self, work: QueryWork, cells: Sequence[Cell], records: Records) -> list[Cell]:
         """Claim the records of a query under all these cells. Returns the cells that have no record yet."""
         return [cell for cell in cells if records.claim(self.key(cell, work.number, work.content))]
 
@@ -112,7 +112,7 @@ class Runner:
         """Rank one query under these cells. Yields the records."""
         return self.ranked(data, work_of(data, number, pools), cells)
 
-    def ranked(self, data: Dataset, work: Work, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+    def ranked(self, data: Dataset, work: QueryWork, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
         """Rank a prepared query under these cells. Yields the records."""
         task = work.task
         reference = None if task.reference is None else work.pictures[task.reference]
@@ -128,7 +128,7 @@ class Runner:
             yield self._record(data, work, cell, order, ranking)
 
     def _record(
-        self, data: Dataset, work: Work, cell: Cell, order: Sequence[str], ranking: Ranking
+        self, data: Dataset, work: QueryWork, cell: Cell, order: Sequence[str], ranking: Ranking
     ) -> dict[str, Any]:
         """Return the record of a ranking. order: the candidates as they stood in the prompt"""
         task, totals = work.task, ranking.totals
@@ -161,7 +161,7 @@ class Runner:
         Args:
             cell: the setting
             number: the query's number
-            content: the digest of the query (`Work.content`)
+            content: the digest of the query (`QueryWork.content`)
         """
         return cell.key, str(number), digest_of([self._setting(cell), content])
 
@@ -210,7 +210,7 @@ class Runner:
         return self.profile
 
 
-def work_of(data: Dataset, number: int, pools: Pools | None = None) -> Work:
+def work_of(data: Dataset, number: int, pools: Pools | None = None) -> QueryWork:
     """Prepare one query of a data set.
 
     Args:
@@ -224,7 +224,7 @@ def work_of(data: Dataset, number: int, pools: Pools | None = None) -> Work:
     contents = [data.contents(candidates), data.contents(reference)]
     content = digest_of([data.name, list(candidates), replace(task, candidates=None), contents])
     pictures = {name: data.picture(name) for name in (*candidates, *reference)}
-    return Work(number, task, candidates, pictures, content)
+    return QueryWork(number, task, candidates, pictures, content)
 
 
 def _candidates(data: Dataset, task: Task, pools: Pools | None) -> Sequence[str]:

@@ -18,7 +18,7 @@ from radical_rerank.errors import CalibrationError
 from radical_rerank.files import replacing
 from radical_rerank.method import DecoderShape, trust
 
-FILE_NAME = "radical_profile.json"
+PROFILE_FILE = "radical_profile.json"
 
 
 @dataclass(frozen=True)
@@ -125,15 +125,17 @@ class Profile:
         folder. Then the published profile of its name. A name alone finds only a published profile.
         """
         if isinstance(model, str):
-            return next((profile for profile in published() if profile.model == model), None)
-        for path in (cls.cache_path(model), model.folder and model.folder / FILE_NAME):
+            return next((profile for profile in published_profiles() if profile.model == model), None)
+        for path in (cls.cache_path(model), model.folder and model.folder / PROFILE_FILE):
             if path is None or not path.is_file():
                 continue
             profile = cls.load(path)
             if profile.fingerprint == model.fingerprint:
                 return profile
             warnings.warn(f"{path} was measured on another model than {model.name}: not used", stacklevel=2)
-        return next((p for p in published() if (p.model, p.shape) == (model.name, model.shape)), None)
+        return next(
+            (p for p in published_profiles() if (p.model, p.shape) == (model.name, model.shape)), None
+        )
 
     @staticmethod
     def cache_path(model: ModelIdentity) -> Path:
@@ -146,7 +148,7 @@ class Profile:
 
 
 @lru_cache(maxsize=1)
-def published() -> tuple[Profile, ...]:
+def published_profiles() -> tuple[Profile, ...]:
     """Return the profiles that ship with the package."""
     folder = resources.files("radical_rerank.pruning") / "profiles"
     entries = sorted(folder.iterdir(), key=lambda file: file.name)

@@ -29,7 +29,7 @@ from radical_rerank.errors import InputError
 
 if TYPE_CHECKING:
     from radical_rerank.backbones import Backbone, ImageFeatures, Pixels
-    from radical_rerank.pruning import Pruner, VisionSignals
+    from radical_rerank.pruning import Look, Pruner, VisionSignals
 
 MAX_PIXELS = 64_000_000
 """larger images are refused"""
@@ -321,7 +321,7 @@ class CandidateList:
 
 
 REFERENCE = "the reference image"
-Look = Callable[[CandidateList, Sequence["ImageFeatures"]], Any]
+LookFunction = Callable[[CandidateList, Sequence["ImageFeatures"]], "Look"]
 
 
 class Clock:
@@ -433,7 +433,11 @@ class Encoder:
             raise _unusable(picture.name, error) from error
 
     def encode_lists(
-        self, lists: Sequence[CandidateList], pruner: Pruner, look: Look, clock: Clock
+        self,
+        lists: Sequence[CandidateList],
+        pruner: Pruner,
+        look: LookFunction,
+        clock: Clock,
     ) -> tuple[list[int], list[list[ImageFeatures]]]:
         """Return, per list, its visual tokens at full size and its features at the sizes the method wants.
 
@@ -459,11 +463,16 @@ class Encoder:
         return sizes, features
 
     def _resized(
-        self, work: CandidateList, limits: list[int], pruner: Pruner, look: Look, clock: Clock
+        self,
+        work: CandidateList,
+        limits: list[int],
+        pruner: Pruner,
+        look: LookFunction,
+        clock: Clock,
     ) -> tuple[int, list[int]]:
         """Return a list's visual tokens at full size, and the most tokens the method gives each candidate."""
 
-        def looked() -> Any:
+        def looked() -> Look:
             pictures = work.pictures(limits, self.max_image_tokens)
             return look(work, self.encode(pictures, clock, signals=pruner.reads_encoder))
 

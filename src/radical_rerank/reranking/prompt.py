@@ -21,7 +21,7 @@ from radical_rerank.backbones.model import folder_of
 from radical_rerank.errors import InputError, OutOfWorldWarning, ScoringError
 from radical_rerank.pruning import Layout
 
-FILE_NAME = "radical_template.json"
+TEMPLATE_FILE = "radical_template.json"
 IDENTIFIERS = string.ascii_uppercase + string.ascii_lowercase
 """One token each in every supported tokenizer, unlike numbers ("10" is two)"""
 
@@ -77,7 +77,7 @@ class PromptTemplate:
     def of(cls, backbone: Backbone) -> PromptTemplate:
         """Return the model's own template, if its folder has one, else its family's."""
         folder = folder_of(backbone.name)
-        own = folder / FILE_NAME if folder is not None else None
+        own = folder / TEMPLATE_FILE if folder is not None else None
         return cls.load(own if own is not None and own.is_file() else backbone.model.config.model_type)
 
     @classmethod

@@ -13,7 +13,7 @@ from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.reranking.encoding import Document, load_image
 from radical_rerank.retrieval.embedder import Embedder
 
-MODELS = {
+EMBEDDERS = {
     "siglip2": "google/siglip2-base-patch16-512",
     "jina": "jinaai/jina-embeddings-v4",
     "qwen": "Qwen/Qwen3-VL-Embedding-2B",
@@ -106,7 +106,7 @@ def embedder_of(name: str) -> Embedder:
 
     A model id with "siglip" or "clip" in it is loaded as a dual encoder, any other by sentence-transformers.
     """
-    model = MODELS.get(name, name)
+    model = EMBEDDERS.get(name, name)
     if any(kind in model.lower() for kind in ("siglip", "clip")):
         return DualEncoder(model)
     options: dict[str, Any] = {"trust_remote_code": True} if name == "jina" else {}

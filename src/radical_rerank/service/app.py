@@ -38,7 +38,7 @@ from radical_rerank.service.metrics import Metrics
 from radical_rerank.service.reading import Incoming, Reading, client_of
 from radical_rerank.service.schema import ErrorResponse, RerankRequest, RerankResponse, Result, Usage
 from radical_rerank.service.settings import Settings
-from radical_rerank.service.worker import Work
+from radical_rerank.service.worker import RankWork
 
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
 ERROR_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 400: "invalid_request"}
@@ -161,7 +161,7 @@ def _rerank_routes(settings: Settings, backend: Backend, reading: Reading, metri
         with reading.memory.reservation() as reservation:
             parsed, query, images = await _read(reading, incoming, reservation)
             method, keep = parsed.method or settings.method, parsed.keep or settings.keep
-            work = Work(query, images, (method, keep), incoming.end)
+            work = RankWork(query, images, (method, keep), incoming.end)
             await backend.check(work)
             with backend.admitted(work.heavy):
                 ranking = await backend.rank(work, request.is_disconnected)

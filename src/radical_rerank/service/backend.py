@@ -20,7 +20,7 @@ from radical_rerank.reranking.calibration import generated_list
 from radical_rerank.reranking.encoding import VISION_CACHE_BYTES
 from radical_rerank.service.errors import ServiceError, disconnected, too_late
 from radical_rerank.service.settings import Settings
-from radical_rerank.service.worker import RankJob, RankWorker, Work
+from radical_rerank.service.worker import RankJob, RankWork, RankWorker
 
 IsDisconnected = Callable[[], Awaitable[bool]]
 """tells whether the client has closed its connection"""
@@ -47,13 +47,13 @@ class Backend(Protocol):
     def stop(self) -> None:
         """Refuse new requests and finish those in flight."""
 
-    async def check(self, work: Work) -> None:
+    async def check(self, work: RankWork) -> None:
         """Raise a ServiceError if the model cannot take this query or these images. Takes no place."""
 
     def admitted(self, heavy: bool) -> AbstractContextManager[None]:
         """Hold a place for one request, or raise a ServiceError immediately."""
 
-    async def rank(self, work: Work, is_disconnected: IsDisconnected) -> Ranking:
+    async def rank(self, work: RankWork, is_disconnected: IsDisconnected) -> Ranking:
         """Rank a list, or raise a ServiceError."""
 
     async def profile(self) -> dict[str, Any] | None:
@@ -150,11 +150,11 @@ class Local:
         """Requests running or waiting."""
         return 0 if self.worker is None else self.worker.in_flight
 
-    async def check(self, work: Work) -> None:
+    async def check(self, work: RankWork) -> None:
         """Raise a ServiceError if the model cannot take this query or these images."""
         await asyncio.to_thread(self._check, work)
 
-    def _check(self, work: Work) -> None:
+    def _check(self, work: RankWork) -> None:
         checks = self._checks
         try:
             with self._checking:
@@ -171,7 +171,7 @@ class Local:
         assert self.worker is not None
         return self.worker.admitted(heavy)
 
-    async def rank(self, work: Work, is_disconnected: IsDisconnected) -> Ranking:
+    async def rank(self, work: RankWork, is_disconnected: IsDisconnected) -> Ranking:
         """Rank a list, or raise a ServiceError."""
         assert self.worker is not None
         loop = asyncio.get_running_loop()

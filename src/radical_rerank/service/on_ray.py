@@ -27,7 +27,7 @@ from radical_rerank.service.app import create_app
 from radical_rerank.service.backend import IsDisconnected, Local
 from radical_rerank.service.errors import ServiceError, overloaded, ranking_failed, too_late
 from radical_rerank.service.settings import Settings
-from radical_rerank.service.worker import Work
+from radical_rerank.service.worker import RankWork
 
 APP_NAME = "radical"
 MAX_ATTEMPTS = 3
@@ -47,7 +47,7 @@ class Ranker:
         self._local = Local(settings)
         self._local.start()
 
-    async def rank(self, work: Work, seconds: float) -> Ranking | tuple[int, str, str, dict[str, str]]:
+    async def rank(self, work: RankWork, seconds: float) -> Ranking | tuple[int, str, str, dict[str, str]]:
         """Rank a list.
 
         Args:
@@ -102,7 +102,7 @@ class Remote:
         """Refuse new requests."""
         self.ready = False
 
-    async def check(self, work: Work) -> None:
+    async def check(self, work: RankWork) -> None:
         """Do nothing: the replica has the model, and checks."""
 
     @contextmanager
@@ -116,7 +116,7 @@ class Remote:
         finally:
             self.in_flight -= 1
 
-    async def rank(self, work: Work, is_disconnected: IsDisconnected) -> Ranking:
+    async def rank(self, work: RankWork, is_disconnected: IsDisconnected) -> Ranking:
         """Rank a list on a replica, or raise a ServiceError."""
         from ray.exceptions import RayActorError, RayTaskError
         from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError

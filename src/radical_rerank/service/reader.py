@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PIECE = struct.Struct("!4I")
+PIECE_HEADER = struct.Struct("!4I")
 """left, top, width, height of a piece of an image; its RGB bytes follow"""
 
 
@@ -105,7 +105,7 @@ def _send_image(connection: Connection, name: str, image: Any) -> None:
         size = decode(image)
         connection.send_bytes(json.dumps({"size": size}).encode())
         for (left, top), piece in pieces(image):
-            connection.send_bytes(PIECE.pack(left, top, *piece.size) + piece.tobytes())
+            connection.send_bytes(PIECE_HEADER.pack(left, top, *piece.size) + piece.tobytes())
     except (MemoryError, ServiceError, BrokenPipeError, ConnectionError):
         raise
     except Exception as error:

@@ -22,7 +22,7 @@ from PIL import Image
 
 from radical_rerank.service.documents import Limits, ParsedRequest
 from radical_rerank.service.errors import ServiceError, overloaded, shutting_down
-from radical_rerank.service.reader import PIECE
+from radical_rerank.service.reader import PIECE_HEADER
 
 log = logging.getLogger("radical_rerank.service")
 
@@ -356,8 +356,8 @@ class _Process:
             data = self._receive(job)
             if data.startswith(b"{"):  # an error in the middle of the image
                 self._checked(data)
-            x, y, width, height = PIECE.unpack_from(data)
-            image.paste(Image.frombytes("RGB", (width, height), data[PIECE.size :]), (x, y))
+            x, y, width, height = PIECE_HEADER.unpack_from(data)
+            image.paste(Image.frombytes("RGB", (width, height), data[PIECE_HEADER.size :]), (x, y))
             left -= width * height
         return image
 

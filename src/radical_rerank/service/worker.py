@@ -28,7 +28,7 @@ log = logging.getLogger("radical_rerank.service")
 
 
 @dataclass(frozen=True)
-class Work:
+class RankWork:
     """A list to rank.
 
     kind: method and keep; only lists of the same kind run in one batch
@@ -81,7 +81,7 @@ class Load:
 class RankJob:
     """A list to rank, and the future of its ranking."""
 
-    work: Work
+    work: RankWork
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Ranking]
     since: float = field(default_factory=time.monotonic)

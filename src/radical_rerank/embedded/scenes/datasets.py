@@ -15,7 +15,7 @@ from radical_rerank.embedded.scenes.embedder import SceneEmbedder
 from radical_rerank.embedded.scenes.gallery import make_gallery
 from radical_rerank.embedded.scenes.lists import SceneList, make_composed, make_list, make_questions
 from radical_rerank.embedded.scenes.world import COLOURS, Thing
-from radical_rerank.lab.datasets import Dataset, Lazy, Question, QuestionSet, Task
+from radical_rerank.lab.datasets import Dataset, LazySequence, Question, QuestionSet, Task
 from radical_rerank.lab.testbed import Testbed
 
 STRIDE = 1_000_000
@@ -54,7 +54,7 @@ def scene_lists(
         degree = (number % 10 + 0.5) / 10 if similarity is None else similarity
         return make_list(split, seed * STRIDE + number, count, similarity=degree)
 
-    drawn = Lazy(lists, items)
+    drawn = LazySequence(lists, items)
 
     def task(number: int) -> Task:
         item = drawn[number]
@@ -66,7 +66,7 @@ def scene_lists(
         number, place = map(int, name.split("-"))
         return drawn[number].images[place]
 
-    return Dataset("scenes", Lazy(lists, task), picture)
+    return Dataset("scenes", LazySequence(lists, task), picture)
 
 
 def composed_lists(
@@ -88,7 +88,9 @@ def composed_lists(
         >>> task.reference, task.text
         ('0-reference', 'the heart is green instead of red')
     """
-    drawn = Lazy(lists, lambda number: make_composed(split, seed * STRIDE + number, count, things=things))
+    drawn = LazySequence(
+        lists, lambda number: make_composed(split, seed * STRIDE + number, count, things=things)
+    )
 
     def task(number: int) -> Task:
         change = drawn[number].changes[0]
@@ -100,7 +102,7 @@ def composed_lists(
         item = drawn[int(number)]
         return item.rendered[0][0] if place == "reference" else item.images[int(place)]
 
-    return Dataset("scenes-composed", Lazy(lists, task), picture)
+    return Dataset("scenes-composed", LazySequence(lists, task), picture)
 
 
 def scene_gallery(*, size: int = 1000, queries: int = 1000, seed: int = 0, split: str = "test") -> Dataset:
@@ -192,7 +194,7 @@ def scene_questions(*, pictures: int = 1000, seed: int = 0, split: str = "test")
     def picture(name: str) -> Image.Image:
         return render(make_questions(split, seed * STRIDE + int(name), 1)[0].scene)[0]
 
-    return QuestionSet("scenes-questions", Lazy(2 * pictures, question), picture)
+    return QuestionSet("scenes-questions", LazySequence(2 * pictures, question), picture)
 
 
 TESTBED = Testbed(

@@ -26,7 +26,7 @@ from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, VisionCache, l
 
 log = logging.getLogger("radical_rerank")
 
-METHODS = (("dense", 1.0), ("radical", 0.2), ("radical", 0.1))
+COMPARED = (("dense", 1.0), ("radical", 0.2), ("radical", 0.1))
 """(method, fraction of visual tokens kept)"""
 RUNS = 3
 """timed runs per ranking"""
@@ -49,7 +49,7 @@ def run_demo(out: str | Path, *, queries: int = 8, size: int = 1000, as_json: bo
     log.info("embedding a gallery of %d generated scenes", size)
     pools = retrieve(data, SceneEmbedder(backbone), CANDIDATES)
     cache = VisionCache(VISION_CACHE_BYTES)
-    rerankers = [Reranker(backbone, method, keep=keep, vision_cache=cache) for method, keep in METHODS]
+    rerankers = [Reranker(backbone, method, keep=keep, vision_cache=cache) for method, keep in COMPARED]
     rows, sections = [], []
     for task in data.tasks:
         names = [name for name, _ in pools[task.id]]

@@ -45,7 +45,7 @@ class Shape:
     width: int = 512
 
 
-SHAPES: dict[str, Callable[[int], Shape]] = {
+PROMPT_SHAPES: dict[str, Callable[[int], Shape]] = {
     "paper": lambda width: Shape(width=width),
     "small": lambda width: Shape(num_layers=12, candidates=10, rows=9, columns=10, text=100, width=width),
 }

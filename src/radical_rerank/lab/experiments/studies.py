@@ -25,7 +25,7 @@ from radical_rerank.lab.paper import CANDIDATES, published
 from radical_rerank.lab.plots import COLOURS, bars, figure, save
 from radical_rerank.lab.questions import ask
 from radical_rerank.lab.records import Cell, Records
-from radical_rerank.lab.runner import Pools, Work, work_of
+from radical_rerank.lab.runner import Pools, QueryWork, work_of
 from radical_rerank.lab.tables import (
     TableRow,
     seeds_of,
@@ -296,7 +296,7 @@ def cases(setup: Setup) -> list[dict[str, Any]]:
     return rows
 
 
-def _case(setup: Setup, data: Dataset, work: Work, cell: Cell) -> dict[str, Any]:
+def _case(setup: Setup, data: Dataset, work: QueryWork, cell: Cell) -> dict[str, Any]:
     """Rank one list. Returns a record with the tokens that are alive at the end."""
     images = [work.pictures[name] for name in work.candidates]
     ranking = setup.runner.reranker(cell).rank(work.task.text, images)
@@ -313,7 +313,7 @@ def _case(setup: Setup, data: Dataset, work: Work, cell: Cell) -> dict[str, Any]
     }
 
 
-def _sheet(work: Work, records: Sequence[dict[str, Any]], target: int, keep: float) -> Image.Image:
+def _sheet(work: QueryWork, records: Sequence[dict[str, Any]], target: int, keep: float) -> Image.Image:
     """Draw one line per method: the alive tokens of the match and of the first other candidates."""
     shown, cell, label = 8, 100, 150
     first = [target, *(i for i in range(len(work.candidates)) if i != target)][:shown]

@@ -102,7 +102,7 @@ def shown_by(cover: np.ndarray) -> np.ndarray:
 # Packed prompts.
 
 
-class Look(NamedTuple):
+class PhraseTarget(NamedTuple):
     """What a phrase of a query should look at.
 
     Args:
@@ -134,9 +134,9 @@ class Ask:
     ids: list[int]
     answer: int
     choices: list[int]
-    looks: list[Look] = field(default_factory=list)
+    looks: list[PhraseTarget] = field(default_factory=list)
     kind: str = "list"
-    reads: list[Look] = field(default_factory=list)
+    reads: list[PhraseTarget] = field(default_factory=list)
 
 
 @dataclass

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from radical_rerank.backbones.view import project
-from radical_rerank.embedded.scenes.training.batches import Batch, Look
+from radical_rerank.embedded.scenes.training.batches import Batch, PhraseTarget
 
 BOUND_TOKENS = 160
 """visual tokens per prompt that the binding loss reads"""
@@ -168,9 +168,9 @@ def _look_losses(
     return attention, bags
 
 
-def _looks_by_layer(batch: Batch, helpers: Helpers) -> dict[int, list[tuple[int, int, Look]]]:
+def _looks_by_layer(batch: Batch, helpers: Helpers) -> dict[int, list[tuple[int, int, PhraseTarget]]]:
     """Return, per layer, (row of the batch, place in it, look)."""
-    layers: dict[int, list[tuple[int, int, Look]]] = {}
+    layers: dict[int, list[tuple[int, int, PhraseTarget]]] = {}
     for b, start, ask in batch.asks:
         for look in ask.reads:
             # Reading the reference is an attention loss only: it has no identifier.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from radical_rerank.embedded.scenes.world import ATTRIBUTE_WORDS
 from radical_rerank.embedded.training import save_half_precision
-from radical_rerank.reranking.prompt import FILE_NAME, IDENTIFIERS
+from radical_rerank.reranking.prompt import IDENTIFIERS, TEMPLATE_FILE
 
 SPECIAL = (
     "<|pad|>",
@@ -187,4 +187,4 @@ def save_model(folder: str | Path, model: Any, tokenizer: Any) -> None:
     save_half_precision(folder, model)
     tokenizer.save_pretrained(folder)
     make_image_processor().save_pretrained(folder)
-    (folder / FILE_NAME).write_text(json.dumps(TEMPLATE, indent=1) + "\n", encoding="utf-8")
+    (folder / TEMPLATE_FILE).write_text(json.dumps(TEMPLATE, indent=1) + "\n", encoding="utf-8")

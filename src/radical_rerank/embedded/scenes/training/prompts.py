@@ -23,8 +23,8 @@ from radical_rerank.embedded.scenes.lists import (
 from radical_rerank.embedded.scenes.training.batches import (
     Ask,
     Batch,
-    Look,
     Packed,
+    PhraseTarget,
     collate,
     encode_images,
     phrase_end,
@@ -69,7 +69,7 @@ class Packer:
         shown: Sequence[np.ndarray],
         starts: Sequence[int],
         names: Sequence[int],
-    ) -> Look:
+    ) -> PhraseTarget:
         """Return what phrases should look at.
 
         row: where the phrases end
@@ -84,7 +84,7 @@ class Packer:
             if name >= 0 and all(any(p.fits(thing) for thing in scene.things) for p in phrases):
                 has.append(name)
         words = [word for phrase in phrases for word in phrase.words()]
-        return Look(row, tokens, has, word_ids(self.tokenizer, words).tolist())
+        return PhraseTarget(row, tokens, has, word_ids(self.tokenizer, words).tolist())
 
     def pack_list(self, item: SceneList, first_image: int, rng: np.random.Generator) -> Packed:
         """Pack a list with all its descriptions. first_image: the number of its first image in the batch"""
