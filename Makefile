@@ -44,14 +44,18 @@ fuzz: $(STAMP)
 # Threads of several processes share the cores in the tests: they should not spin while they wait.
 test test-fast: export OMP_WAIT_POLICY := PASSIVE
 
+# The fast tests run in two processes of one thread, the slow ones in one process with all cores.
+FAST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2
+SLOW := $(BIN)/python -m pytest -q -m slow
+
 # Everything that must pass, with coverage.
 test: lint type docs browser
-	$(BIN)/python -m pytest -q --cov --cov-report=term
+	$(FAST) --cov --cov-report=
+	$(SLOW) --cov --cov-append --cov-report=term
 
-# The tests that take a moment each, in two processes of one thread.
-test-fast: export OMP_NUM_THREADS := 1
+# The tests that take a moment each.
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -q -m "not slow" -n 2
+	$(FAST)
 
 # And the adapter whose library, with all that it asks for, is larger than the rest together. Its own parts are enough
 # for the test; what else it asks for (torchvision among it) need not load beside this torch.

@@ -61,6 +61,7 @@ WAYS = [
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover  # measuring coverage makes tracing several times slower
 @pytest.mark.parametrize(("way", "backend", "first"), WAYS)
 def test_a_compiled_model_is_pruned_too(way: str, backend: str, first: str) -> None:
     """Prefill and decode, in both orders: nothing of one is taken for the other."""
@@ -88,6 +89,7 @@ def test_a_compiled_model_is_pruned_too(way: str, backend: str, first: str) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 def test_layers_stay_compiled_while_they_are_pruned() -> None:
     torch.compiler.reset()
     runs = []
