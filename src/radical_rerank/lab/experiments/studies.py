@@ -22,7 +22,7 @@ from radical_rerank.lab.first_stage import pools_of, retrieve
 from radical_rerank.lab.metrics import jaccard, rbo
 from radical_rerank.lab.overlay import overlay
 from radical_rerank.lab.paper import CANDIDATES, published
-from radical_rerank.lab.plots import COLOURS, bars, figure, save
+from radical_rerank.lab.plots import PALETTE, bars, figure, save
 from radical_rerank.lab.questions import ask
 from radical_rerank.lab.records import Cell, Records
 from radical_rerank.lab.runner import Pools, QueryWork, work_of
@@ -73,7 +73,7 @@ def _draw_similarity(path: Path, rows: Sequence[TableRow]) -> None:
     picture, axes = figure()
     titles = list(dict.fromkeys(row.name for row in rows if row.name != "Dense"))
     dense = {row.data["quintile"]: row.measures["MRR@10"] for row in rows if row.name == "Dense"}
-    for colour, name in zip(COLOURS, titles, strict=False):
+    for colour, name in zip(PALETTE, titles, strict=False):
         mine = {row.data["quintile"]: row.measures["MRR@10"] for row in rows if row.name == name}
         axes.plot(list(mine), [mine[q] - dense[q] for q in mine], "o-", ms=4, label=name, color=colour)
     axes.axhline(0, color="black", lw=1, ls="--")
@@ -251,8 +251,8 @@ def _diagnosed(setup: Setup, records: Records, seed: int) -> Diagnosis:
 
 def _draw_diagnosis(path: Path, result: Diagnosis) -> None:
     picture, axes = figure()
-    axes.plot(range(len(result.z)), result.z, "o-", color=COLOURS[0], label="z of attention")
-    for colour, (name, value) in zip(COLOURS[1:], result.references.items(), strict=False):
+    axes.plot(range(len(result.z)), result.z, "o-", color=PALETTE[0], label="z of attention")
+    for colour, (name, value) in zip(PALETTE[1:], result.references.items(), strict=False):
         axes.axhline(value, color=colour, ls="--", lw=1, label=f"z of {name}")
     axes.set_xlabel("layer")
     axes.set_ylabel("z")
