@@ -41,9 +41,6 @@ bench: $(STAMP)
 fuzz: $(STAMP)
 	RADICAL_SCHEMA_CASES=500 $(BIN)/python -m pytest -q tests/service/test_schema.py
 
-# Threads of several processes share the cores in the tests: they should not spin while they wait.
-test test-fast coverage: export OMP_WAIT_POLICY := PASSIVE
-
 # The fast tests run in two processes of one thread, the slow ones in one process with all cores.
 FAST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2
 SLOW := $(BIN)/python -m pytest -q -m slow
