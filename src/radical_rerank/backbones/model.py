@@ -223,6 +223,8 @@ class Backbone:
         """
         from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
+        from radical_rerank.backbones import lite_vision  # noqa: F401, registers the model type
+
         asked = str(name)
         source = str(folder_of(asked) or asked)
         if source.startswith((".", "/", "~")) and not Path(source).is_dir():

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from radical_rerank import progress as bars
-from radical_rerank.cli import bench, lab, scenes, serve
+from radical_rerank.cli import bench, lab, photos, scenes, serve
 from radical_rerank.cli.common import AsJson, Device, Dtype, log, print_json, print_table
 from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.errors import InputError, RadicalError
@@ -226,4 +226,5 @@ def _read_lists(path: Path) -> Iterator[tuple[str, list[str]]]:
 app.add_typer(lab.app)
 app.add_typer(serve.app)
 app.add_typer(scenes.app, name="scenes")
+app.add_typer(photos.app, name="photos")
 app.add_typer(bench.app, name="bench")

@@ -168,8 +168,9 @@ class Training(ABC):
 
 def make_optimizers(parameters: Parameters, lr: float) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices inside layers, AdamW for embeddings, norms, biases and convolutions."""
-    matrices = [p for name, p in parameters if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in parameters if p.ndim != 2 or "embed" in name]
+    tables = ("embed_tokens.weight", "pos_embed.weight")
+    matrices = [p for name, p in parameters if p.ndim == 2 and not name.endswith(tables)]
+    others = [p for name, p in parameters if p.ndim != 2 or name.endswith(tables)]
     return [
         Muon(matrices, lr, weight_decay=0.01),
         torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.97), weight_decay=0.0),

@@ -36,9 +36,12 @@ class PromptTemplate:
     The query comes after all images, so that its tokens have seen every candidate.
 
     Args:
-        intro, reference, candidate: come first; `candidate` once per candidate
-        ask_logits, ask_generate: the question, with the query, for each scorer
-        ask_composed_logits, ask_composed_generate: the same for composed queries
+        candidate: comes once per candidate
+        ask_logits: the question, with the query
+        ask_generate: the question for the whole order
+        intro, reference: come before the candidates; `reference` only for composed queries
+        ask_composed_logits, ask_composed_generate: the questions for composed queries. A model that cannot
+            answer a question has none
         answer: follows the chat template's generation prompt, as the start of the model's answer
         system: the system message
         window: how many candidates the model ranks well in one prompt
@@ -49,13 +52,13 @@ class PromptTemplate:
         '{id}: {image}\\n'
     """
 
-    intro: str
-    reference: str
     candidate: str
     ask_logits: str
-    ask_generate: str
-    ask_composed_logits: str
-    ask_composed_generate: str
+    ask_generate: str | None = None
+    intro: str = ""
+    reference: str | None = None
+    ask_composed_logits: str | None = None
+    ask_composed_generate: str | None = None
     answer: str = ""
     system: str = ""
     window: int = len(IDENTIFIERS)
@@ -69,9 +72,19 @@ class PromptTemplate:
             ("ask_composed_logits", ("{query}",)),
             ("ask_composed_generate", ("{query}",)),
         ):
-            missing = [field for field in needed if getattr(self, name).count(field) != 1]
+            text = getattr(self, name)
+            missing = [field for field in needed if text is not None and text.count(field) != 1]
             if missing:
                 raise InputError(f"prompt template: {name} must contain {missing[0]} exactly once")
+
+    def question(self, *, composed: bool, generate: bool) -> str:
+        """Return the question, or raise an InputError if the model has no such question."""
+        name = f"ask{'_composed' if composed else ''}_{'generate' if generate else 'logits'}"
+        text: str | None = getattr(self, name)
+        if text is None or (composed and self.reference is None):
+            wanted = "queries with a reference image" if composed else "writing the whole order"
+            raise InputError(f"the model's prompt template has no {name}: it was not made for {wanted}")
+        return text
 
     @classmethod
     def of(cls, backbone: Backbone) -> PromptTemplate:
@@ -167,8 +180,8 @@ def build_prompt(
     names = IDENTIFIERS[: len(image_sizes)]
     _warn_of_unknown_words(backbone.tokenizer, query)
     composed = reference_size is not None
-    ask = getattr(template, f"ask{'_composed' if composed else ''}_{'generate' if generate else 'logits'}")
-    body = template.intro + (template.reference if composed else "")
+    ask = template.question(composed=composed, generate=generate)
+    body = template.intro + (template.reference or "" if composed else "")
     body += "".join(template.candidate.replace("{id}", name) for name in names) + ask
     before, after = backbone.family.markup
     filled = {"{count}": str(len(names)), "{first}": names[0], "{last}": names[-1]}

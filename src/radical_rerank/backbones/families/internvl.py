@@ -91,14 +91,14 @@ class InternVL(Family):
 
     def _signals(self, attention: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Per tile, (tiles, M) the CLS token's attention and (tiles, M, hd) keys, means over heads and
-        over the 2 × 2 patches that the pixel shuffle joins."""
+        over the patches (2 × 2 in published models) that the pixel shuffle joins."""
         split = (attention.num_heads, attention.head_dim)
         q = attention.q_norm(attention.q_proj(hidden[:, :1])).unflatten(-1, split).transpose(1, 2).float()
         k = attention.k_norm(attention.k_proj(hidden)).unflatten(-1, split).transpose(1, 2).float()
         weights = (q @ k.transpose(-1, -2) * attention.scale).softmax(-1).mean(dim=1)[:, 0, 1:]
         keys = k.mean(dim=1)[:, 1:]
-        edge = math.isqrt(weights.shape[1])
-        grid = (edge // 2, 2, edge // 2, 2)
+        edge, joined = math.isqrt(weights.shape[1]), round(1 / self.config.downsample_ratio)
+        grid = (edge // joined, joined, edge // joined, joined)
         return (
             weights.unflatten(1, grid).mean(dim=(2, 4)).flatten(1),
             keys.unflatten(1, grid).mean(dim=(2, 4)).flatten(1, 2),

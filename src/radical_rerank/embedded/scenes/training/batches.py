@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from radical_rerank.embedded.packing import Packed, Placed, lay_out
 from radical_rerank.embedded.scenes.drawing import CELL
 from radical_rerank.embedded.scenes.world import ATTRIBUTE_WORDS, COLOURS, SHAPES, SIZES, Phrase, Thing
 
@@ -99,61 +100,7 @@ def shown_by(cover: np.ndarray) -> np.ndarray:
     return shown
 
 
-# Packed prompts.
-
-
-class PhraseTarget(NamedTuple):
-    """What a phrase of a query should look at.
-
-    Args:
-        row: where in the query's ids the phrase ends
-        tokens: the visual tokens that show it, counted over all images of the prompt
-        candidates: the identifiers of the candidates that have it
-        words: the ids of its attribute words
-    """
-
-    row: int
-    tokens: list[int]
-    candidates: list[int]
-    words: list[int]
-
-
-@dataclass
-class Ask:
-    """One query behind the images.
-
-    Args:
-        ids: its tokens
-        answer: the right next token
-        choices: the tokens that could be the answer
-        looks: per phrase, what it should look at
-        kind: "list", "composed", "yes-no" or "colour"
-        reads: what to look at in the reference, in an early layer
-    """
-
-    ids: list[int]
-    answer: int
-    choices: list[int]
-    looks: list[PhraseTarget] = field(default_factory=list)
-    kind: str = "list"
-    reads: list[PhraseTarget] = field(default_factory=list)
-
-
-@dataclass
-class Packed:
-    """One prompt: a head of images, then queries that do not see each other.
-
-    Args:
-        ids: the tokens of the head
-        images: the numbers of its images in the batch, in order
-        identifier_of: per image, the token that names it, -1 for none
-        asks: the queries
-    """
-
-    ids: list[int]
-    images: list[int]
-    identifier_of: list[int]
-    asks: list[Ask]
+# Packed prompts, see `embedded.packing`.
 
 
 @dataclass
@@ -162,7 +109,7 @@ class Batch:
 
     Args:
         embeds, positions, mask, visual, deepstack: arguments of the decoder
-        asks: (row of the batch, where its ids start, the query)
+        asks: the queries, with their places
         columns: per row of the batch, the places of its visual tokens
         owners: per row, the identifier of each visual token's image
     """
@@ -172,7 +119,7 @@ class Batch:
     mask: Tensor
     visual: Tensor
     deepstack: list[Tensor]
-    asks: list[tuple[int, int, Ask]]
+    asks: list[Placed]
     columns: list[Tensor]
     owners: list[Tensor]
 
@@ -192,39 +139,22 @@ def collate(
         tokens, levels, grids: per image, what `encode_images` returns
     """
     image_token = model.config.image_token_id
-    length = max(len(p.ids) + sum(len(a.ids) for a in p.asks) for p in prompts)
-    size = len(prompts)
-    ids = torch.zeros(size, length, dtype=torch.long)
-    positions = torch.zeros(3, size, length, dtype=torch.long)
-    mask = torch.zeros(size, 1, length, length, dtype=torch.bool)
-    asks: list[tuple[int, int, Ask]] = []
-    columns, owners = [], []
-    for b, prompt in enumerate(prompts):
-        head = len(prompt.ids)
-        ids[b, :head] = torch.tensor(prompt.ids)
-        spots, after = _head_positions(prompt.ids, image_token, [grids[i] for i in prompt.images])
-        positions[:, b, :head] = spots
-        mask[b, 0, :head, :head] = torch.ones(head, head, dtype=torch.bool).tril_()
-        start = head
-        for ask in prompt.asks:
-            end = start + len(ask.ids)
-            ids[b, start:end] = torch.tensor(ask.ids)
-            positions[:, b, start:end] = torch.arange(after, after + len(ask.ids))
-            mask[b, 0, start:end, :head] = True
-            mask[b, 0, start:end, start:end] = torch.ones(end - start, end - start, dtype=torch.bool).tril_()
-            asks.append((b, start, ask))
-            start = end
-        mask[b, 0, start:, 0] = True  # padding attends to one token, so that its softmax is defined
-        columns.append((ids[b] == image_token).nonzero()[:, 0])
-        owners.append(
-            torch.cat(
-                [
-                    torch.full((len(tokens[i]),), k)
-                    for i, k in zip(prompt.images, prompt.identifier_of, strict=True)
-                ]
-            )
-        )
+
+    def place_head(prompt: Packed) -> tuple[Tensor, int]:
+        return _head_positions(prompt.ids, image_token, [grids[i] for i in prompt.images])
+
+    ids, positions, mask, asks = lay_out(prompts, place_head)
     visual = ids == image_token
+    columns = [row.nonzero()[:, 0] for row in visual]
+    owners = [
+        torch.cat(
+            [
+                torch.full((len(tokens[i]),), k)
+                for i, k in zip(prompt.images, prompt.identifier_of, strict=True)
+            ]
+        )
+        for prompt in prompts
+    ]
     order = [i for prompt in prompts for i in prompt.images]
     embeds = model.get_input_embeddings()(ids)
     embeds = embeds.masked_scatter(visual[..., None], torch.cat([tokens[i] for i in order]))

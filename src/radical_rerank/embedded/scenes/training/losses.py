@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from radical_rerank.backbones.view import project
-from radical_rerank.embedded.scenes.training.batches import Batch, PhraseTarget
+from radical_rerank.embedded.packing import PhraseTarget, answer_loss, last_rows
+from radical_rerank.embedded.scenes.training.batches import Batch
 
 BOUND_TOKENS = 160
 """visual tokens per prompt that the binding loss reads"""
@@ -72,28 +73,13 @@ def ranking_loss(model: Any, batch: Batch, helpers: Helpers) -> tuple[Tensor, di
         helper loss.
     """
     states = forward(model, batch)
-    loss, right = _answer_loss(model, batch, states)
+    loss, right = answer_loss(model.lm_head(last_rows(states[-1], batch.asks)), batch.asks)
     facts = {"loss": loss.item(), **right}
     if helpers.weight > 0:
         for name, weight, value in _helper_losses(model, batch, states, helpers):
             loss = loss + helpers.weight * weight * value
             facts[name] = value.item()
     return loss, facts
-
-
-def _answer_loss(model: Any, batch: Batch, states: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
-    """Return the cross-entropy of the answers, and the fraction of right answers of each kind."""
-    last = torch.stack([states[-1][b, start + len(ask.ids) - 1] for b, start, ask in batch.asks])
-    logits = model.lm_head(last)
-    loss = logits.new_zeros(())
-    count = len(batch.asks)
-    right: dict[str, list[float]] = {}
-    for row, (_, _, ask) in enumerate(batch.asks):
-        among = logits[row, ask.choices]
-        loss = loss + cross_entropy(among[None], torch.tensor([ask.choices.index(ask.answer)])) / count
-        loss = loss + 0.2 * (logits[row].logsumexp(-1) - among.logsumexp(-1)) / count
-        right.setdefault(ask.kind, []).append(float(ask.choices[int(among.argmax())] == ask.answer))
-    return loss, {kind: sum(values) / len(values) for kind, values in right.items()}
 
 
 def _helper_losses(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from radical_rerank.embedded.packing import Ask, Packed, PhraseTarget, draw_identifiers
 from radical_rerank.embedded.scenes.drawing import Scene, render, shrink
 from radical_rerank.embedded.scenes.lists import (
     Composed,
@@ -21,10 +22,7 @@ from radical_rerank.embedded.scenes.lists import (
     stream,
 )
 from radical_rerank.embedded.scenes.training.batches import (
-    Ask,
     Batch,
-    Packed,
-    PhraseTarget,
     collate,
     encode_images,
     phrase_end,
@@ -55,12 +53,6 @@ class Packer:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def identifiers(self, rng: np.random.Generator, count: int) -> list[int]:
-        """Draw identifiers: half the time A, B, C …, as at inference, else any letters."""
-        if rng.random() < 0.5:
-            return self.letters[:count]
-        return [self.letters[i] for i in rng.permutation(len(self.letters))[:count]]
-
     def _look(
         self,
         row: int,
@@ -88,7 +80,7 @@ class Packer:
 
     def pack_list(self, item: SceneList, first_image: int, rng: np.random.Generator) -> Packed:
         """Pack a list with all its descriptions. first_image: the number of its first image in the batch"""
-        names = self.identifiers(rng, len(item.scenes))
+        names = draw_identifiers(rng, self.letters, len(item.scenes))
         covers = [cover for _, cover in item.rendered]
         sizes = [cover[0].size for cover in covers]
         shown, starts = [shown_by(cover) for cover in covers], [0, *accumulate(sizes)][:-1]
@@ -111,7 +103,7 @@ class Packer:
         self, item: Composed, first_image: int, rng: np.random.Generator, *, guided: bool = False
     ) -> Packed:
         """Pack a composed list with all its changes. guided: teach where the reference shows what stays"""
-        names = self.identifiers(rng, len(item.scenes))
+        names = draw_identifiers(rng, self.letters, len(item.scenes))
         covers = [cover for _, cover in item.rendered]
         sizes = [cover[0].size for cover in covers]
         ids = [self.reference, self.open, *[self.image] * sizes[0], self.close]

@@ -1,0 +1,174 @@
+"""InternVL with a small convolutional vision tower: EfficientNet-lite0, then a few attention blocks.
+
+Only the tower differs from InternVL. Importing this module registers it with transformers' Auto classes, so
+that its checkpoints load, run and are pruned like any InternVL checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, pixel_unshuffle, relu6
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForImageTextToText,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    InternVLVisionConfig,
+    InternVLVisionModel,
+)
+from transformers.configuration_utils import SubConfigSpec
+from transformers.models.internvl.modeling_internvl import InternVLVisionEmbeddings
+
+STRIDE = 32
+"""pixels per cell, along each side"""
+STAGES = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+"""EfficientNet-lite0: (blocks, kernel, stride of the first, expansion, channels) of each stage"""
+STEM, MIDDLE, HEAD = 32, 112, 1280
+"""channels after the stem, of the map at half the stride, and of the last map"""
+
+
+class LiteVisionConfig(InternVLVisionConfig):  # type: ignore[misc]
+    """The configuration of the tower: InternVL's, with a classifier of `num_classes` named things."""
+
+    model_type = "lite_vision"
+
+    num_classes: int = 1000
+
+
+class SameConv(nn.Conv2d):
+    """A convolution with TensorFlow's "same" padding, for sides that are multiples of its stride."""
+
+    def __init__(self, channels: int, out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(channels, out, kernel, stride, groups=groups)
+        total = kernel - stride
+        self.pads = (total // 2, total - total // 2) * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(pad(x, self.pads) if any(self.pads) else x)
+
+
+class Block(nn.Module):
+    """An inverted bottleneck. Its batch norms are folded into the convolutions."""
+
+    def __init__(self, channels: int, out: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        wide = channels * expansion
+        self.expand = SameConv(channels, wide) if expansion > 1 else None
+        self.depthwise = SameConv(wide, wide, kernel, stride, groups=wide)
+        self.project = SameConv(wide, out)
+        self.adds = stride == 1 and channels == out
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x if self.expand is None else relu6(self.expand(x))
+        narrow: Tensor = self.project(relu6(self.depthwise(wide)))
+        return x + narrow if self.adds else narrow
+
+
+class LiteCells(nn.Module):
+    """Turns an image into cells of 32 × 32 pixels: what lite0 sees in each, and what it would call it."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.stem = SameConv(config.num_channels, STEM, 3, 2)
+        self.blocks = nn.ModuleList()
+        channels = STEM
+        for count, kernel, stride, expansion, out in STAGES:
+            for number in range(count):
+                self.blocks.append(Block(channels, out, kernel, stride if number == 0 else 1, expansion))
+                channels = out
+        self.head = SameConv(channels, HEAD)
+        self.classifier = nn.Linear(HEAD, config.num_classes)
+        self.names = nn.Linear(config.num_classes, config.hidden_size, bias=False)
+        self.project = nn.Linear(HEAD + 4 * MIDDLE, config.hidden_size)
+        middle = sum(count for count, *_ in STAGES[:5])
+        self.middle = middle - 1
+        """the block after which the map has half the stride"""
+
+    def maps(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return two maps as cells: (B, M, 1280) the last one, (B, M, 448) the one at half the stride.
+
+        pixels: (B, 3, height, width), sides multiples of 32. A cell has four places of the finer map.
+        """
+        # This memory format halves the time of depthwise convolutions on a CPU.
+        x = relu6(self.stem(pixels.contiguous(memory_format=torch.channels_last)))
+        fine = x
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            if number == self.middle:
+                fine = x
+        last = relu6(self.head(x))
+        return last.flatten(2).transpose(1, 2), pixel_unshuffle(fine, 2).flatten(2).transpose(1, 2)
+
+    def describe(self, last: Tensor, fine: Tensor) -> Tensor:
+        """Return (B, M, d) from the two maps.
+
+        The mean of the class names, weighted by the cell's class probabilities, plus a learned projection.
+        Half the logits: the classifier was trained on means over cells, single cells are too certain.
+        """
+        named: Tensor = self.names((self.classifier(last) / 2).softmax(dim=-1))
+        seen: Tensor = self.project(torch.cat([last, fine], dim=-1))
+        return named + seen
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.describe(*self.maps(pixels.to(self.project.weight.dtype)))
+
+
+class LiteVisionEmbeddings(InternVLVisionEmbeddings):  # type: ignore[misc]
+    """InternVL's embeddings with cells for patches. The class token starts as the mean of the cells."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.patch_embeddings = LiteCells(config)
+
+    def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
+        return self.with_class_token(self.patch_embeddings(pixel_values))
+
+    def with_class_token(self, cells: Tensor) -> Tensor:
+        """(B, M, d) -> (B, 1 + M, d)."""
+        return torch.cat([self.cls_token + cells.mean(dim=1, keepdim=True), cells], dim=1)
+
+
+class LiteVisionModel(InternVLVisionModel):  # type: ignore[misc]
+    """The tower: cells, then InternVL's attention blocks without position embeddings."""
+
+    config_class = LiteVisionConfig
+    config: LiteVisionConfig
+
+    def __init__(self, config: LiteVisionConfig) -> None:
+        super().__init__(config)
+        self.embeddings = LiteVisionEmbeddings(config)
+        self.post_init()
+
+
+class InternVLLiteConfig(InternVLConfig):  # type: ignore[misc]
+    """InternVL's configuration with a `LiteVisionConfig`."""
+
+    model_type = "internvl_lite"
+    sub_configs_defaults: ClassVar[dict[str, Any]] = {
+        "text_config": SubConfigSpec(config_class=AutoConfig, model_type="qwen3"),
+        "vision_config": LiteVisionConfig,
+    }
+
+
+class InternVLLite(InternVLForConditionalGeneration):  # type: ignore[misc]
+    """InternVL with the tower of `LiteVisionModel`."""
+
+    config_class = InternVLLiteConfig
+
+
+AutoConfig.register(LiteVisionConfig.model_type, LiteVisionConfig, exist_ok=True)
+AutoModel.register(LiteVisionConfig, LiteVisionModel, exist_ok=True)
+AutoConfig.register(InternVLLiteConfig.model_type, InternVLLiteConfig, exist_ok=True)
+AutoModelForImageTextToText.register(InternVLLiteConfig, InternVLLite, exist_ok=True)

@@ -1,0 +1,212 @@
+"""The decoder's first weights: a circuit that ranks before any training.
+
+It is late interaction, written as attention. Each step is a few layers.
+
+bind    A visual token copies the identifier of its candidate: the nearest one before it.
+read    A word looks for visual tokens that match it and copies their identifiers. Its row then holds m_j, the
+        share of its attention that candidate j got.
+weigh   An MLP turns m_j into w · (log(m_j + ε) + c), w the weight of the word: adding up logarithms asks for
+        candidates that have all words, adding up shares for candidates that have any.
+answer  The last row adds up the rows of the words. The output head reads the identifiers in it.
+
+Training starts from here. From random weights, hours on two cores did not get as far.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from radical_rerank.embedded.photos.training.model import SPECIAL, WORD_DIMS
+from radical_rerank.reranking.prompt import IDENTIFIERS
+
+SCALE = 8.0
+"""the norm of rare words, identifiers and visual tokens"""
+FLAG = 0.6 * SCALE
+"""the value of a flag where it is set"""
+LETTERS = slice(WORD_DIMS, WORD_DIMS + len(IDENTIFIERS))
+"""a dimension per identifier"""
+MARKUP, PLAIN, TEXT, VISUAL, LETTER = 251, 252, 253, 254, 255
+"""dimensions of flags: what kind of token this is. PLAIN says how little a word says about pictures"""
+
+SHARPNESS = {"bind": 3.0, "read": 2.0, "answer": 2.0}
+"""the product of the query's and the key's norms, as a multiple of the head's size"""
+STRENGTH = {"bind": 0.5, "read": 0.25, "answer": 1.0}
+"""how much of an identifier a layer copies"""
+BAND, SLOW, EVEN = (0.0015, 0.03), 3.5e-4, (0.003, 0.02)
+"""rotations per position: of the dimensions that tell the nearest identifier from the one before it; at most,
+of those that compare contents; of those that see all words of a query alike"""
+KNEES = ((0.01, 100.0), (0.03, 30.0), (0.1, 11.0), (0.3, 3.7))
+"""log(m + 0.003) as a sum of ramps: (where a ramp ends, its slope)"""
+TYPICAL = 24.0, 7.2, 12.0
+"""after the last reading layer and its norm: a word row's value at an identifier with m = 1, at TEXT, and at
+PLAIN for a word that says nothing"""
+
+
+def start_decoder(model: Any, tokenizer: Any, usage: Tensor, norm: float) -> None:
+    """Give an aligned model the decoder's first weights, in place.
+
+    Args:
+        model: after the alignment
+        tokenizer: its tokenizer
+        usage: (vocabulary,) how often each word is used
+        norm: the mean norm of its visual tokens
+    """
+    text = model.model.language_model
+    with torch.no_grad():
+        directions = _frequent_directions(model.get_input_embeddings().weight[:, :WORD_DIMS], usage)
+        _flag_tokens(model, tokenizer, norm)
+        for number, layer in enumerate(text.layers):
+            _quiet(layer)
+            step = step_of(number, len(text.layers))
+            if step is not None:
+                _attend(layer.self_attn, step, text.config, directions)
+        _weigh(text.layers[-3].mlp)
+        # The logits of the identifiers: an identifier's own row has SCALE there.
+        text.norm.weight.fill_(0.4)
+    model.tie_weights()
+
+
+def step_of(layer: int, num_layers: int) -> str | None:
+    """Return which step a layer of the circuit does, if any."""
+    if layer < 2:
+        return "bind"
+    if layer >= num_layers - 2:
+        return "answer"
+    return "read" if layer >= num_layers // 3 else None
+
+
+def _frequent_directions(words: Tensor, usage: Tensor) -> Tensor:
+    """Return (d, d): the principal directions of the words in use, the most important first, as rows."""
+    weight = words.norm(dim=-1) * usage.sqrt()
+    unit = normalize(words, dim=-1)
+    directions: Tensor = torch.linalg.eigh((unit * weight[:, None]).T @ unit)[1].flip(1).T
+    return directions
+
+
+def _flag_tokens(model: Any, tokenizer: Any, norm: float) -> None:
+    """Scale words and visual tokens to the decoder's units and set the flags."""
+    table = model.get_input_embeddings().weight
+    weight = table[:, :WORD_DIMS].norm(dim=-1, keepdim=True)
+    table[:, :WORD_DIMS] *= weight.clamp(max=1) / weight.clamp(min=1e-6) * SCALE
+    table[:, PLAIN] = (1 - weight[:, 0].clamp(max=1) ** 2).sqrt() * SCALE
+    table[:, TEXT] = FLAG
+    markup = tokenizer.convert_tokens_to_ids(["<img>", "</img>"])
+    table[markup, TEXT], table[markup, MARKUP] = 0.0, FLAG
+    draw = torch.Generator().manual_seed(len(SPECIAL))
+    for name in SPECIAL:
+        row = tokenizer.convert_tokens_to_ids(name)
+        table[row, :WORD_DIMS] = 0.3 * SCALE * normalize(torch.randn(WORD_DIMS, generator=draw), dim=0)
+    for number, letter in enumerate(IDENTIFIERS):
+        row = table[tokenizer.convert_tokens_to_ids(letter)]
+        row.zero_()
+        row[WORD_DIMS + number], row[LETTER] = SCALE, FLAG
+    last = model.model.multi_modal_projector.linear_2
+    last.weight *= SCALE / norm
+    last.bias *= SCALE / norm
+    last.bias[VISUAL] = FLAG
+
+
+def _quiet(layer: Any) -> None:
+    """Begin a layer as the identity: nothing is added to its input."""
+    attention, mlp = layer.self_attn, layer.mlp
+    for linear in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
+        nn.init.normal_(linear.weight, std=0.5 * linear.in_features**-0.5)
+    for linear in (attention.o_proj, mlp.down_proj):
+        nn.init.zeros_(linear.weight)
+
+
+def _attend(attention: Any, step: str, config: Any, directions: Tensor) -> None:
+    """Write a step into the attention of a layer. All its heads begin alike but for a rotation."""
+    half, heads = config.head_dim // 2, config.num_attention_heads
+    speed = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
+    for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
+        linear.weight.mul_(0.05)
+    for gain in (attention.q_norm.weight, attention.k_norm.weight):
+        gain.fill_(SHARPNESS[step] ** 0.5)
+    letters = torch.arange(len(IDENTIFIERS))
+    for head in range(heads):
+        rows = slice(head * config.head_dim, (head + 1) * config.head_dim)
+        query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
+        attention.v_proj.weight[rows][letters, WORD_DIMS + letters] = 0.3
+        # A row's norm becomes √d by the layer's own norm: what is copied is scaled back.
+        copied = STRENGTH[step] * SCALE / (config.hidden_size**0.5 * heads * 0.3)
+        attention.o_proj.weight[WORD_DIMS + letters, head * config.head_dim + letters] = copied
+        if step == "read":
+            _match(query, key, speed, directions)
+        else:
+            _point(query, key, speed, step)
+
+
+def _between(speed: Tensor, limits: tuple[float, float]) -> list[int]:
+    return ((speed > limits[0]) & (speed < limits[1])).nonzero()[:, 0].tolist()
+
+
+def _point(query: Tensor, key: Tensor, speed: Tensor, step: str) -> None:
+    """Look by kind and distance: visual tokens at the nearest letter, text at text.
+
+    All others look at what holds no identifier, in the slowest dimension.
+    """
+    rest = len(speed) - 1
+    if step == "bind":
+        near = _between(speed, BAND)
+        query[near, VISUAL], key[near, LETTER] = 2.0, 2.0
+        for kind in (TEXT, MARKUP, LETTER):
+            query[rest, kind] = 2.0
+        for kind in (TEXT, MARKUP, VISUAL):
+            key[rest, kind] = 1.0
+    else:
+        even = _between(speed, EVEN)
+        query[even, TEXT], key[even, TEXT] = 2.0, 2.0
+        for kind in (VISUAL, MARKUP, LETTER):
+            query[rest - 1, kind] = key[rest, kind] = 1.0
+        key[rest - 1, VISUAL] = 1.0
+
+
+def _match(query: Tensor, key: Tensor, speed: Tensor, directions: Tensor) -> None:
+    """Look by content: words at the visual tokens whose embeddings are near theirs.
+
+    Two dimensions are kept for flags: text does not look at text, and plain words look at everything.
+    """
+    half = len(speed)
+    rest, flat = half - 1, half - 2
+    slow = [n for n in range(half - 2) if speed[n] < SLOW]
+    places = torch.tensor([*slow, *(n + half for n in slow)])
+    turned = torch.linalg.qr(torch.randn(len(places), len(places)))[0] @ directions[: len(places)]
+    query[places, :WORD_DIMS] = turned
+    key[places, :WORD_DIMS] = turned
+    for kind in (TEXT, MARKUP, LETTER):
+        query[rest, kind], key[rest, kind] = 0.8, -1.0
+    key[rest, VISUAL] = 0.8
+    query[flat, PLAIN], key[flat, VISUAL] = 1.0, 0.24
+
+
+def _weigh(mlp: Any) -> None:
+    """Write w · (log(m_j + ε) + c) − m_j into an MLP, for every identifier j."""
+    gate, up, down = mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight
+    unit, text, plain = TYPICAL
+    gain, centre = 2.0, 3.0
+    used = 0
+
+    def unit_row() -> int:
+        nonlocal used
+        gate[used], up[used] = 0.0, 0.0
+        used += 1
+        return used - 1
+
+    for end, slope in KNEES:  # -slope · relu(end − m), relu as a steep SiLU
+        for letter in range(LETTERS.start, LETTERS.stop):
+            row = unit_row()
+            gate[row, letter], gate[row, TEXT] = -4 / (end * unit), 4 / text
+            up[row, TEXT], up[row, PLAIN] = 1 / text, -0.95 / plain
+            down[letter, row] = -gain * slope * end / 4
+    row = unit_row()
+    gate[row, TEXT], up[row, TEXT], up[row, PLAIN] = 4 / text, 1 / text, -0.95 / plain
+    down[LETTERS, row] = gain * centre / 4
+    for letter in range(LETTERS.start, LETTERS.stop):  # the shares themselves are taken away
+        row = unit_row()
+        gate[row, TEXT], up[row, letter] = 4 / text, 1.0
+        down[letter, row] = -0.66 / 4

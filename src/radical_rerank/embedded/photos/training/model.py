@@ -1,0 +1,179 @@
+"""The photos model before training: its tokenizer, its configuration, its first weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from radical_rerank.backbones.lite_vision import STRIDE, InternVLLite, InternVLLiteConfig
+from radical_rerank.embedded.photos.training.sources import Words, class_names, lite0_weights
+from radical_rerank.embedded.training import save_half_precision
+from radical_rerank.reranking.prompt import IDENTIFIERS, TEMPLATE_FILE
+
+SIDE = 288
+"""pixels along each side of a picture"""
+CELLS = (SIDE // STRIDE) ** 2
+"""visual tokens of a picture"""
+WIDTH = 256
+"""the width of the tower and of the decoder"""
+WORD_DIMS = 192
+"""words and visual tokens live in the first dimensions; the others begin empty"""
+SPECIAL = ("[PAD]", "[UNK]", "[END]", "<img>", "</img>", "<IMG_CONTEXT>", "<query>", "<answer>")
+TEMPLATE = {
+    "candidate": "{id}{image}",
+    "ask_logits": "<query>{query}<answer>",
+    "window": 20,
+}
+"""the model's own prompt; it knows no other"""
+LEAST_WEIGHT = 0.05
+"""the norm of words that say nothing about a picture; rare words have norm 1"""
+
+
+def make_tokenizer(words: Words) -> Any:
+    """Return the tokenizer: MiniLM's WordPiece, without case, and a token for each identifier."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    entries = [*SPECIAL, *words.tokens]
+    core = Tokenizer(models.WordPiece({entry: n for n, entry in enumerate(entries)}, unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer(lowercase=True)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece()
+    # An identifier is a letter that stands alone, of either case. In a user's text it is plain text.
+    letters = [AddedToken(letter, single_word=True, normalized=False, special=True) for letter in IDENTIFIERS]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        eos_token="[END]",
+        extra_special_tokens=[*SPECIAL[3:], *letters],
+    )
+
+
+def make_config(tokenizer: Any, *, num_layers: int = 12) -> Any:
+    """Return the configuration. num_layers: of the decoder"""
+    token = tokenizer.convert_tokens_to_ids
+    return InternVLLiteConfig(
+        vision_config={
+            "hidden_size": WIDTH,
+            "intermediate_size": 2 * WIDTH,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "attention_bias": True,
+            "image_size": [SIDE, SIDE],
+            "patch_size": [STRIDE, STRIDE],
+            "use_absolute_position_embeddings": False,
+        },
+        text_config={
+            "model_type": "qwen3",
+            "vocab_size": len(tokenizer),
+            "hidden_size": WIDTH,
+            "intermediate_size": 384,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 8192,
+            "bos_token_id": None,
+            "eos_token_id": token("[END]"),
+            "pad_token_id": token("[PAD]"),
+            "tie_word_embeddings": True,
+            # Slow rotations: words find their visual tokens by content, from up to 1,700 positions away.
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e12},
+        },
+        image_token_id=token("<IMG_CONTEXT>"),
+        image_seq_length=CELLS,
+        downsample_ratio=1.0,
+        tie_word_embeddings=True,
+    )
+
+
+def make_image_processor() -> Any:
+    """Return the image processor: one tile of 288 × 288 pixels, scaled as EfficientNet-lite0 expects."""
+    from transformers import GotOcr2ImageProcessorPil
+
+    return GotOcr2ImageProcessorPil(
+        size={"height": SIDE, "width": SIDE},
+        crop_to_patches=False,
+        min_patches=1,
+        max_patches=1,
+        image_mean=[127 / 255] * 3,
+        image_std=[128 / 255] * 3,
+    )
+
+
+def make_model(config: Any, words: Words, weights: Sequence[float], seed: int) -> Any:
+    """Return a model with its first weights.
+
+    The tower begins as EfficientNet-lite0 with attention blocks that do little. Its visual tokens are the
+    mean embedding of the class names, weighted by their probabilities. The decoder's first weights come
+    later, see `decoder`.
+
+    Args:
+        config: from `make_config`
+        words: with embeddings of `WORD_DIMS` dimensions
+        weights: how much each word says, from 0 to 1: the norm of its embedding
+        seed: of everything that is random
+    """
+    torch.manual_seed(seed)
+    config._attn_implementation = "sdpa"
+    model = InternVLLite(config)
+    with torch.no_grad():
+        _set_words(model, words, torch.tensor(weights))
+        cells = model.model.vision_tower.embeddings.patch_embeddings
+        cells.load_state_dict(lite0_weights(), strict=False)
+        cells.names.weight.zero_()
+        cells.names.weight[:WORD_DIMS] = 8 * _embedded(words, class_names()).T
+        nn.init.normal_(cells.project.weight, std=0.3 * cells.classifier.in_features**-0.5)
+        cells.project.weight[:, cells.classifier.in_features :].mul_(0.3)
+        nn.init.zeros_(cells.project.bias)
+        nn.init.normal_(model.model.vision_tower.embeddings.cls_token, std=0.02)
+        for block in model.model.vision_tower.encoder.layer:
+            for module in block.modules():
+                if isinstance(module, nn.Linear):
+                    nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        _start_projector(model.model.multi_modal_projector)
+    model.tie_weights()
+    return model
+
+
+def _set_words(model: Any, words: Words, weights: Tensor) -> None:
+    table = model.get_input_embeddings().weight
+    table.zero_()
+    rows = slice(len(SPECIAL), len(SPECIAL) + len(words.tokens))
+    table[rows, :WORD_DIMS] = words.vectors * weights.clamp(min=LEAST_WEIGHT)[:, None]
+
+
+def _embedded(words: Words, texts: Sequence[str]) -> Tensor:
+    """Return (texts, d): the mean direction of each text's tokens."""
+    tokenizer = make_tokenizer(words)
+    rows = []
+    for text in texts:
+        ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"]) - len(SPECIAL)
+        rows.append(normalize(words.vectors[ids[ids >= 0]].sum(dim=0), dim=0))
+    return torch.stack(rows)
+
+
+def _start_projector(projector: Any) -> None:
+    """Begin as the identity on the words' dimensions: GELU passes values around 3 unchanged."""
+    for linear, bias in ((projector.linear_1, 3.0), (projector.linear_2, -3.0)):
+        nn.init.eye_(linear.weight)
+        nn.init.constant_(linear.bias, bias)
+    # Nothing else flows into these before the decoder uses them.
+    projector.linear_2.weight[WORD_DIMS:] = 0
+    projector.linear_2.bias[WORD_DIMS:] = 0
+
+
+def save_model(folder: str | Path, model: Any, tokenizer: Any) -> None:
+    """Write weights in half precision, tokenizer, image processor and prompt, in Hugging Face format."""
+    folder = Path(folder)
+    save_half_precision(folder, model)
+    tokenizer.save_pretrained(folder)
+    make_image_processor().save_pretrained(folder)
+    (folder / TEMPLATE_FILE).write_text(json.dumps(TEMPLATE, indent=1) + "\n", encoding="utf-8")

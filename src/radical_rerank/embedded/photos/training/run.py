@@ -1,0 +1,341 @@
+"""The training of the photos model: three stages, each of which can be killed and started again."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from radical_rerank.embedded.packing import answer_loss, draw_identifiers, last_rows
+from radical_rerank.embedded.photos.training.alignment import alignment_loss, encode_cells, recall, scores
+from radical_rerank.embedded.photos.training.decoder import start_decoder
+from radical_rerank.embedded.photos.training.features import Features, Photo, load_split
+from radical_rerank.embedded.photos.training.lists import Packer, draw_list
+from radical_rerank.embedded.photos.training.model import (
+    LEAST_WEIGHT,
+    SPECIAL,
+    WORD_DIMS,
+    make_config,
+    make_model,
+    make_tokenizer,
+    save_model,
+)
+from radical_rerank.embedded.photos.training.plan import Plan
+from radical_rerank.embedded.photos.training.sources import class_names, minilm_words
+from radical_rerank.embedded.training import Training, make_optimizers
+from radical_rerank.errors import InputError
+from radical_rerank.progress import Progress, silent
+
+log = logging.getLogger("radical_rerank")
+
+STAGES = ("features", "alignment", "listwise")
+NEAR = 60
+"""how many of the pictures most alike to one a list draws from"""
+CHUNK = 50
+"""pictures that are encoded together when nothing is learned"""
+
+
+def train(
+    folder: str | Path,
+    data: str | Path,
+    plan: Plan,
+    *,
+    stages: Sequence[str] = STAGES,
+    save_every: int = 25,
+    progress: Progress = silent,
+) -> Path:
+    """Train a model by a plan, or do what is left of it. All data of a step is drawn from the step's number.
+
+    Args:
+        folder: of the run; an unfinished run in it goes on
+        data: the folder of Flickr8k
+        plan: what to do
+        stages: which of "features", "alignment" and "listwise" to do
+        save_every: steps between two checkpoints
+        progress: shows how far it is
+
+    Returns:
+        The folder of the finished model, in Hugging Face format, or of the last stage.
+    """
+    folder = Path(folder)
+    unknown = [stage for stage in stages if stage not in STAGES]
+    if unknown:
+        raise InputError(f"unknown stage {unknown[0]!r}; choose from: {', '.join(STAGES)}")
+    corpus = Corpus(data)
+    if "features" in stages:
+        make_features(folder, corpus, plan, progress)
+    if "alignment" in stages:
+        AlignmentTraining(folder, corpus, plan).run(save_every=save_every, progress=progress)
+    if "listwise" in stages:
+        ListwiseTraining(folder, corpus, plan, progress).run(save_every=save_every, progress=progress)
+    return folder
+
+
+class Corpus:
+    """The photographs of both splits, their captions as token ids, and the words that they need.
+
+    Args:
+        data: the folder of Flickr8k
+    """
+
+    def __init__(self, data: str | Path) -> None:
+        self.photos: dict[str, list[Photo]] = {split: load_split(data, split) for split in ("train", "dev")}
+        texts = [text for photo in self.photos["train"] for text in photo.captions]
+        self.words = minilm_words(WORD_DIMS, [*texts, *class_names()])
+        self.tokenizer = make_tokenizer(self.words)
+        self.captions: dict[str, list[list[list[int]]]] = {
+            split: [self._ids(photo.captions) for photo in photos] for split, photos in self.photos.items()
+        }
+        self.usage = Counter(
+            word for own in self.captions["train"] for words in own for word in dict.fromkeys(words)
+        )
+        """in how many captions a word is, by its token"""
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        ids: list[list[int]] = self.tokenizer(
+            list(texts), add_special_tokens=False, split_special_tokens=True
+        )["input_ids"]
+        return ids
+
+    def weights(self) -> list[float]:
+        """Return how much each word says, from 0 to 1: the rarer it is in captions, the more.
+
+        Punctuation says nothing.
+        """
+        total = 1 + sum(len(own) for own in self.captions["train"])
+        return [
+            math.log(total / (1 + self.usage[len(SPECIAL) + row])) / math.log(total)
+            if token.removeprefix("##").isalnum()
+            else LEAST_WEIGHT
+            for row, token in enumerate(self.words.tokens)
+        ]
+
+    def model(self, plan: Plan) -> Any:
+        """Return a model with its first weights."""
+        config = make_config(self.tokenizer, num_layers=plan.num_layers)
+        return make_model(config, self.words, self.weights(), plan.seed)
+
+
+def make_features(folder: Path, corpus: Corpus, plan: Plan, progress: Progress = silent) -> None:
+    """Run the tower's convolutions over all views of all photographs. What exists is not made again."""
+    cells = None
+    for split, view in [("dev", 0), *(("train", view) for view in range(plan.views))]:
+        features = Features(folder, split, view)
+        if features.exist:
+            continue
+        cells = cells or corpus.model(plan).model.vision_tower.embeddings.patch_embeddings
+        features.make(cells, corpus.photos[split], view, progress)
+
+
+class PhotoTraining(Training):
+    """What both stages of training share.
+
+    Args:
+        folder: of the run
+        corpus: what it learns from
+        plan: what to do
+    """
+
+    stage: ClassVar[str]
+
+    def __init__(self, folder: Path, corpus: Corpus, plan: Plan, steps: int) -> None:
+        super().__init__(folder / self.stage, seed=plan.seed, steps=steps)
+        self.root, self.corpus, self.plan = folder, corpus, plan
+        missing = next((f for f in self._features() if not f.exist), None)
+        if missing is not None:
+            raise InputError(f"{missing.files[0]} does not exist: run the stage features first")
+        self.model = corpus.model(plan)
+
+    def _features(self) -> list[Features]:
+        views = [("dev", 0), *(("train", view) for view in range(self.plan.views))]
+        return [Features(self.root, split, view) for split, view in views]
+
+    def rng(self) -> np.random.Generator:
+        """Return what draws the data of step `self.step`."""
+        return np.random.default_rng((self.seed, STAGES.index(self.stage), self.step))
+
+    def freeze_all_but(self, *parts: str) -> None:
+        """Train the parameters whose names contain one of these, and no others."""
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(any(part in name for part in parts))
+        self.trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def encoded(self, features: Features, count: int) -> Tensor:
+        """Return (count, 1 + M, d) in half precision: the tokens of a whole split."""
+        with torch.inference_mode():
+            parts = [
+                encode_cells(self.model, *features.read(range(start, min(start + CHUNK, count)))).half()
+                for start in range(0, count, CHUNK)
+            ]
+        return torch.cat(parts)
+
+    def state(self) -> dict[str, Any]:
+        """Return the plan."""
+        return {"plan": asdict(self.plan)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a checkpoint of the same plan."""
+        if Plan(**state["plan"]) != self.plan:
+            raise InputError(f"{self.folder} holds a training by another plan; choose another folder")
+
+
+class AlignmentTraining(PhotoTraining):
+    """The second stage: the tower behind its convolutions, the projector and the word embeddings."""
+
+    stage = "alignment"
+    reported: ClassVar[Mapping[str, str]] = {"loss": "loss", "late": "late", "pooled": "pooled",
+                                             "dev R@1": "dev R@1", "dev R@20": "dev R@20"}  # fmt: skip
+
+    def __init__(self, folder: Path, corpus: Corpus, plan: Plan) -> None:
+        super().__init__(folder, corpus, plan, plan.align_steps)
+        self.freeze_all_but(
+            "patch_embeddings.project", "patch_embeddings.names", "cls_token", "encoder.layer",
+            "multi_modal_projector", "embed_tokens",
+        )  # fmt: skip
+        self.optimizers = make_optimizers(self.trained, plan.align_lr)
+        self.resume()
+
+    def rate(self) -> float:
+        """Return the learning rate of the step."""
+        return self.plan.align_rate(self.step)
+
+    def loss(self) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss of one view of some photographs, with all their captions."""
+        rng = self.rng()
+        captions = self.corpus.captions["train"]
+        rows = np.sort(rng.permutation(len(captions))[: self.plan.align_pictures])
+        features = Features(self.root, "train", int(rng.integers(self.plan.views)))
+        queries = [(words, place) for place, row in enumerate(rows) for words in captions[row]]
+        owner = torch.tensor([place for _, place in queries])
+        tokens = encode_cells(self.model, *features.read(rows))
+        return alignment_loss(self.model, tokens, [words for words, _ in queries], owner)
+
+    def validation(self) -> dict[str, float]:
+        """Return the recall of the first stage on the dev split, after the last step."""
+        if self.step < self.steps:
+            return {}
+        captions = [own[0] for own in self.corpus.captions["dev"]]
+        with torch.inference_mode():
+            tokens = self.encoded(Features(self.root, "dev", 0), len(captions)).float()
+            late, pooled = scores(self.model, tokens, captions)
+        figures = {f"dev {name}": value for name, value in recall(pooled, (1, 20)).items()}
+        return figures | {f"dev late {name}": value for name, value in recall(late, (1, 20)).items()}
+
+    def finish(self) -> None:
+        """Write nothing more: the next stage starts from the checkpoint."""
+
+
+class ListwiseTraining(PhotoTraining):
+    """The third stage: the decoder. Vision and word embeddings stay as they are."""
+
+    stage = "listwise"
+    reported: ClassVar[Mapping[str, str]] = {"loss": "loss", "list": "R@1", "dev MRR@10": "dev MRR@10"}
+
+    def __init__(self, folder: Path, corpus: Corpus, plan: Plan, progress: Progress = silent) -> None:
+        super().__init__(folder, corpus, plan, plan.steps)
+        self.packer = Packer(corpus.tokenizer)
+        self._load_alignment()
+        self.tokens, self.dev, self.near = self._encode(progress)
+        self.freeze_all_but("language_model.layers", "language_model.norm")
+        self.optimizers = make_optimizers(self.trained, plan.lr)
+        self.resume()
+
+    def _load_alignment(self) -> None:
+        path = self.root / "alignment" / "checkpoint.pt"
+        state = torch.load(path, weights_only=True) if path.is_file() else {"step": 0}
+        if state["step"] < self.plan.align_steps:
+            raise InputError(f"{path} is not finished: run the stage alignment first")
+        self.restore(state)
+        self.model.load_state_dict(state["model"])
+        self.model.tie_weights()
+
+    def _encode(self, progress: Progress) -> tuple[list[Tensor], Tensor, Tensor]:
+        """Return the visual tokens of all views and of the dev split, and what is alike; start the decoder.
+
+        Everything is computed from the alignment's checkpoint, so a run that goes on has the same.
+        """
+        counts = [len(self.corpus.photos["dev"]), *[len(self.corpus.photos["train"])] * self.plan.views]
+        pairs = list(zip(self._features(), counts, strict=True))
+        encoded = [self.encoded(*pair) for pair in progress(pairs, "visual tokens")]
+        captions = [own[0] for own in self.corpus.captions["train"]]
+        pooled = scores(self.model, encoded[1][:, :1].float().repeat(1, 2, 1), captions)[1].detach()
+        near = pooled.topk(min(NEAR, len(captions)), dim=1).indices
+        norm = float(encoded[1][:100, 1:].float().norm(dim=-1).mean())
+        usage = torch.zeros(len(self.corpus.tokenizer))
+        for word, count in self.corpus.usage.items():
+            usage[word] = count
+        torch.manual_seed(self.seed)
+        start_decoder(self.model, self.corpus.tokenizer, usage, norm)
+        # The projector's last layer was scaled; its tokens follow.
+        flags = self.model.model.multi_modal_projector.linear_2.bias.detach().clone()
+        flags[:WORD_DIMS] = 0
+        scale = 8.0 / norm
+        scaled = [(part[:, 1:].float() * scale + flags).half() for part in encoded]
+        return scaled[1:], scaled[0], near
+
+    def rate(self) -> float:
+        """Return the learning rate of the step."""
+        return self.plan.rate(self.step)
+
+    def loss(self) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss of some lists, each with several queries."""
+        rng, plan = self.rng(), self.plan
+        prompts, tokens = [], []
+        for _ in range(plan.lists):
+            pictures, queries = draw_list(
+                rng, self.near, self.corpus.captions["train"], count=plan.candidates, alike=plan.alike,
+                queries=plan.queries,
+            )  # fmt: skip
+            names = draw_identifiers(rng, self.packer.letters, plan.candidates)
+            prompts.append(self.packer.pack(pictures, names, queries))
+            tokens.append(self.tokens[int(rng.integers(plan.views))][pictures])
+        return self._answers(prompts, torch.cat(tokens))
+
+    def _answers(self, prompts: Sequence[Any], tokens: Tensor) -> tuple[Tensor, dict[str, float]]:
+        logits, asks = self.logits(prompts, tokens)
+        return answer_loss(logits, asks)
+
+    def logits(self, prompts: Sequence[Any], tokens: Tensor) -> tuple[Tensor, Any]:
+        """Return the logits of the answers to packed prompts, and their queries.
+
+        tokens: (pictures, M, d) the visual tokens, in the order of the prompts
+        """
+        ids, positions, mask, asks = self.packer.rows(prompts)
+        embeds = self.model.get_input_embeddings()(ids)
+        embeds = embeds.masked_scatter((ids == self.packer.image)[..., None], tokens.to(embeds.dtype))
+        states = self.model.model.language_model(
+            inputs_embeds=embeds, position_ids=positions[0], attention_mask=mask, use_cache=False
+        ).last_hidden_state
+        logits: Tensor = self.model.lm_head(last_rows(states, asks))
+        return logits, asks
+
+    def validation(self) -> dict[str, float]:
+        """Return MRR@10 on lists of random dev photographs, after the last step."""
+        if self.step < self.steps:
+            return {}
+        captions, count = self.corpus.captions["dev"], self.plan.candidates
+        order = np.random.default_rng(self.seed).permutation(len(captions))
+        gains: list[float] = []
+        with torch.inference_mode():
+            for start in range(0, len(order) - count + 1, count):
+                pictures = [int(n) for n in order[start : start + count]]
+                names = self.packer.letters[:count]
+                queries = [(captions[picture][0], place) for place, picture in enumerate(pictures)]
+                logits, _ = self.logits([self.packer.pack(pictures, names, queries)], self.dev[pictures])
+                among = logits[:, names]
+                ranks = (among > among.diagonal()[:, None]).sum(dim=1).tolist()
+                gains += [1 / (rank + 1) if rank < 10 else 0.0 for rank in ranks]
+        return {"dev MRR@10": sum(gains) / max(1, len(gains))}
+
+    def finish(self) -> None:
+        """Write weights, tokenizer, image processor and prompt in Hugging Face format."""
+        self.model.requires_grad_(True)
+        save_model(self.folder, self.model, self.corpus.tokenizer)
