@@ -11,9 +11,9 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from radical_rerank import Reranker
+from radical_rerank.embedded.packing import Packed
 from radical_rerank.embedded.scenes.lists import make_list
 from radical_rerank.embedded.scenes.training.batches import (
-    Packed,
     collate,
     encode_images,
     label_cells,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from radical_rerank import progress as bars
-from radical_rerank.cli.common import AsJson, Model, log, print_json, print_table
-from radical_rerank.embedded import DEFAULT_MODEL
+from radical_rerank.cli.common import AsJson, log, print_json, print_table
 from radical_rerank.errors import unknown_name
 from radical_rerank.lab.paper import CANDIDATES, KEEPS, SEED, SEEDS
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from radical_rerank.lab.on_ray import EvaluationJob
     from radical_rerank.lab.records import Cell
     from radical_rerank.lab.runner import Pools, Runner
+    from radical_rerank.lab.testbed import Testbed
 
 app = typer.Typer()
 
@@ -37,6 +37,10 @@ Scorer = Annotated[
 Template = Annotated[
     str | None, typer.Option(help="A prompt template: the name of a model family, or a JSON file.")
 ]
+Model = Annotated[
+    str | None, typer.Option(help="A model id or a folder; by default the model of the testbed.")
+]
+Data = Annotated[str | None, typer.Option(help="The folder of Flickr8k, for photographs.")]
 Tokens = Annotated[
     int | None, typer.Option(min=1, help=f"Maximum visual tokens per image; default {MAX_IMAGE_TOKENS}.")
 ]
@@ -77,24 +81,28 @@ def evaluate(
     depth: Annotated[int, typer.Option(min=2, help="Candidates per query.")] = CANDIDATES,
     ray: Annotated[str | None, typer.Option(help="Run on Ray: local, or the address of a cluster.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Workers on Ray.")] = 2,
-    model: Model = DEFAULT_MODEL,
+    data_folder: Annotated[
+        str | None, typer.Option("--data", help="The folder of Flickr8k, for photos and photos-gallery.")
+    ] = None,
+    model: Model = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate methods on a data set. Writes one record per query and method, and a table."""
-    from radical_rerank.embedded.scenes.datasets import TESTBED
     from radical_rerank.lab.catalog import open_dataset
     from radical_rerank.lab.experiments.definitions import Experiment, compared, run_experiment, seeded
     from radical_rerank.lab.first_stage import pools_of
     from radical_rerank.lab.records import RunFolder
     from radical_rerank.lab.tables import summarize, write_tables
 
+    testbed = _testbed("photos" if "photos" in (dataset, model) else dataset, data_folder)
+    model = model or testbed.name
     names, keeps, seeds = methods or ["dense", "radical"], keep or list(KEEPS), seeds or [SEED]
     plan = Experiment(dataset, lambda budgets: compared(names, budgets))
     cells = seeded(plan.cells(keeps), seeds)  # checks the methods before anything is loaded
     opened = partial(
         open_dataset,
         dataset,
-        testbed=TESTBED,
+        testbed=testbed,
         lists=limit,
         annotations=annotations,
         images=images,
@@ -109,7 +117,7 @@ def evaluate(
     runner = _runner(model, scorer, max_image_tokens, template)
     with RunFolder(Path(out)) as folder:
         path = folder.path / "pool.run"
-        pools = pools_of(data, runner.backbone, pool, depth, path, testbed=TESTBED, embedder=embedder)
+        pools = pools_of(data, runner.backbone, pool, depth, path, testbed=testbed, embedder=embedder)
         records = folder.records()
         if ray is not None and _is_incomplete(runner, data, pools, cells, records, count):
             from radical_rerank.lab.on_ray import run_on_ray
@@ -157,10 +165,11 @@ def _job(
 @app.command()
 def datasets(as_json: AsJson = False) -> None:
     """List the data sets and the files that they need."""
+    from radical_rerank.embedded.photos.datasets import ABOUT
     from radical_rerank.embedded.scenes.datasets import TESTBED
     from radical_rerank.lab.catalog import FILES
 
-    _show_names({**TESTBED.about, **FILES}, "what it is, and what it needs", as_json)
+    _show_names({**TESTBED.about, **ABOUT, **FILES}, "what it is, and what it needs", as_json)
 
 
 @app.command()
@@ -180,11 +189,14 @@ def experiment(
     scorer: Scorer = None,
     max_image_tokens: Tokens = None,
     template: Template = None,
-    model: Model = DEFAULT_MODEL,
+    testbed: Annotated[
+        str, typer.Option(help="scenes or photos: the data, and the model by default.")
+    ] = "scenes",
+    data: Data = None,
+    model: Model = None,
     as_json: AsJson = False,
 ) -> None:
     """Run one of the paper's experiments. Writes its records, tables and plots."""
-    from radical_rerank.embedded.scenes.datasets import TESTBED
     from radical_rerank.lab.experiments.definitions import EXPERIMENTS
     from radical_rerank.lab.experiments.run import STUDIES, run_study
 
@@ -195,10 +207,12 @@ def experiment(
         return
     if name not in about:
         raise unknown_name("experiment", name, sorted(about))
+    if testbed not in ("scenes", "photos"):
+        raise unknown_name("testbed", testbed, ["scenes", "photos"])
     rows = run_study(
         name,
-        _runner(model, scorer, max_image_tokens, template),
-        TESTBED,
+        _runner(model or testbed, scorer, max_image_tokens, template),
+        _testbed(testbed, data),
         Path(out),
         keeps=keep or list(KEEPS),
         seeds=seeds or list(SEEDS),
@@ -207,6 +221,17 @@ def experiment(
     )
     _show_rows(rows, name, as_json)
     log.info("records, tables and plots are in %s", Path(out) / name)
+
+
+def _testbed(dataset: str, folder: str | None) -> Testbed:
+    """Return the testbed that a data set belongs to; scenes for data sets from files."""
+    if not dataset.startswith("photos"):
+        from radical_rerank.embedded.scenes.datasets import TESTBED
+
+        return TESTBED
+    from radical_rerank.embedded.photos.datasets import testbed
+
+    return testbed(folder)
 
 
 def _runner(model: str, scorer: str | None, max_image_tokens: int | None, template: str | None) -> Runner:

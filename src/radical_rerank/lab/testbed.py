@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from radical_rerank.errors import InputError
 from radical_rerank.lab.datasets import Dataset, QuestionSet
 from radical_rerank.retrieval import Embedder
 
@@ -16,24 +17,42 @@ class Testbed:
     Args:
         name: the name of the testbed, of that model and of its embedder
         lists: opens lists with one relevant picture each (options: lists, count, seed, …)
-        composed: opens the same with a reference picture per query
         gallery: opens a gallery to search, with all relevant pictures known
-        composed_gallery: opens the same with a reference picture per query
-        questions: opens questions about single pictures
         embedder: makes the first stage from a backbone
         about: a description of each data set, by its name
+        composed_lists: opens lists with a reference picture per query; None if there are none
+        composed_searches: opens a gallery with a reference picture per query; None if there is none
+        question_set: opens questions about single pictures; None if there are none
     """
 
     name: str
     lists: Callable[..., Dataset]
-    composed: Callable[..., Dataset]
     gallery: Callable[..., Dataset]
-    composed_gallery: Callable[..., Dataset]
-    questions: Callable[..., QuestionSet]
     embedder: Callable[..., Embedder]
     about: Mapping[str, str]
+    composed_lists: Callable[..., Dataset] | None = None
+    composed_searches: Callable[..., Dataset] | None = None
+    question_set: Callable[..., QuestionSet] | None = None
 
     __test__ = False  # pytest would take the class for a test
+
+    def composed(self, **options: int) -> Dataset:
+        """Open lists with a reference picture per query."""
+        if self.composed_lists is None:
+            raise InputError(f"the testbed {self.name} has no composed queries")
+        return self.composed_lists(**options)
+
+    def composed_gallery(self) -> Dataset:
+        """Open a gallery with a reference picture per query."""
+        if self.composed_searches is None:
+            raise InputError(f"the testbed {self.name} has no composed queries")
+        return self.composed_searches()
+
+    def questions(self, **options: int) -> QuestionSet:
+        """Open questions about single pictures."""
+        if self.question_set is None:
+            raise InputError(f"the testbed {self.name} has no questions about single pictures")
+        return self.question_set(**options)
 
     def open(self, name: str, lists: int | None = None) -> Dataset:
         """Open one of the data sets in `about`.

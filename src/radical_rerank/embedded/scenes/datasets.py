@@ -200,11 +200,11 @@ def scene_questions(*, pictures: int = 1000, seed: int = 0, split: str = "test")
 TESTBED = Testbed(
     name="scenes",
     lists=scene_lists,
-    composed=composed_lists,
     gallery=scene_gallery,
-    composed_gallery=composed_gallery,
-    questions=scene_questions,
     embedder=SceneEmbedder,
+    composed_lists=composed_lists,
+    composed_searches=composed_gallery,
+    question_set=scene_questions,
     about={
         "scenes": "generated lists of 20 with one match; needs no files",
         "scenes-composed": "generated references with a change in words; needs no files",

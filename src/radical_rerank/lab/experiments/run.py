@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.lab.experiments import studies
 from radical_rerank.lab.experiments.definitions import EXPERIMENTS
 from radical_rerank.lab.experiments.setup import Setup
@@ -73,22 +72,24 @@ def run_study(
         The rows of the table: `TableRow`s, or dicts if its rows are not settings.
     """
     with RunFolder(out / name) as folder:
-        command = command_of(name, runner, keeps=keeps, seeds=seeds, limit=limit)
+        command = command_of(name, runner, testbed.name, keeps=keeps, seeds=seeds, limit=limit)
         setup = Setup(runner, testbed, folder, command, keeps, seeds, limit, progress)
         return STUDIES[name].run(setup) if name in STUDIES else _run(name, setup)
 
 
-def command_of(name: str, runner: Runner, *, keeps: Sequence[float], seeds: Sequence[int], limit: int) -> str:
+def command_of(
+    name: str, runner: Runner, testbed: str, *, keeps: Sequence[float], seeds: Sequence[int], limit: int
+) -> str:
     """Return the command line that repeats an experiment."""
     parts = [f"radical experiment {name} --limit {limit}"]
+    if testbed != "scenes":
+        parts.append(f"--testbed {testbed} --data DIR")
     if tuple(keeps) != KEEPS:
         parts.append(f"--keep {' '.join(f'{keep:g}' for keep in keeps)}")
     if tuple(seeds) != SEEDS:
         parts.append(f"--seeds {' '.join(map(str, seeds))}")
     parts += [f"--{option.replace('_', '-')} {value}" for option, value in runner.options.items()]
-    return " ".join(parts) + (
-        f" --model {runner.backbone.name}" if runner.backbone.name != DEFAULT_MODEL else ""
-    )
+    return " ".join(parts) + (f" --model {runner.backbone.name}" if runner.backbone.name != testbed else "")
 
 
 def _run(name: str, setup: Setup) -> list[Any]:

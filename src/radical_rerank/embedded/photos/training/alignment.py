@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from radical_rerank.embedded.photos.training.model import WORD_DIMS
+from radical_rerank.embedded.photos import WORD_DIMS
 
 LATE, POOLED = 4.2, 21.0
 """inverse temperatures of the two scores"""

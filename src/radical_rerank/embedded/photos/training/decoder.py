@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from radical_rerank.embedded.photos.training.model import SPECIAL, WORD_DIMS
+from radical_rerank.embedded.photos import WORD_DIMS
+from radical_rerank.embedded.photos.training.model import SPECIAL
 from radical_rerank.reranking.prompt import IDENTIFIERS
 
 SCALE = 8.0
@@ -65,8 +66,9 @@ def start_decoder(model: Any, tokenizer: Any, usage: Tensor, norm: float) -> Non
             if step is not None:
                 _attend(layer.self_attn, step, text.config, directions)
         _weigh(text.layers[-3].mlp)
-        # The logits of the identifiers: an identifier's own row has SCALE there.
-        text.norm.weight.fill_(0.4)
+        # The answer is an identifier: the output head hears little else.
+        text.norm.weight.fill_(0.02)
+        text.norm.weight[LETTERS] = 0.4
     model.tie_weights()
 
 

@@ -16,14 +16,11 @@ from PIL import Image
 from torch import Tensor
 
 from radical_rerank.backbones.lite_vision import HEAD, MIDDLE
+from radical_rerank.embedded.photos.datasets import photo_gallery
 from radical_rerank.embedded.photos.training.model import CELLS, make_image_processor
-from radical_rerank.errors import InputError
-from radical_rerank.lab.caption_sets import flickr8k
 from radical_rerank.progress import Progress, silent
-from radical_rerank.reranking.encoding import load_image
+from radical_rerank.reranking.encoding import Document, load_image
 
-VIEWS = 4
-"""views of a training photograph: as it is, mirrored, and crops"""
 TOGETHER = 4
 """photographs that run through the tower together; more no longer fit the processor's cache"""
 STEP = 6 / 255
@@ -32,29 +29,25 @@ STEP = 6 / 255
 
 @dataclass(frozen=True)
 class Photo:
-    """A photograph and its captions. file: where it is; name: the file's name"""
+    """A photograph and its captions."""
 
     name: str
-    file: Path
+    picture: Document
     captions: tuple[str, ...]
 
 
 def load_split(data: str | Path, split: str) -> list[Photo]:
     """Return the photographs of a split of Flickr8k. split: "train" or "dev" """
-    folder = Path(data)
-    names = folder / f"Flickr_8k.{split}Images.txt"
-    if not names.is_file():
-        raise InputError(f"{folder} is not Flickr8k: it has no {names.name}")
-    corpus = flickr8k(folder / "Flickr8k.token.txt", folder / "images", split_file=names)
+    corpus = photo_gallery(data, split=split, captions="all")
     captions: dict[str, list[str]] = {name: [] for name in corpus.gallery}
     for task in corpus.tasks:
         captions[next(iter(task.relevant))].append(task.text)
-    return [Photo(name, folder / "images" / name, tuple(texts)) for name, texts in captions.items()]
+    return [Photo(name, corpus.picture(name), tuple(texts)) for name, texts in captions.items()]
 
 
 def view_of(photo: Photo, view: int) -> Image.Image:
     """Return one view of a photograph as an RGB image. The same photograph and number give the same view."""
-    image = load_image(photo.file, name=photo.name)
+    image = load_image(photo.picture, name=photo.name)
     rng = random.Random(f"{photo.name} {view}")
     if view >= 2:
         scale, stretch = rng.uniform(0.5, 1.0) ** 0.5, np.exp(rng.uniform(-0.25, 0.25))

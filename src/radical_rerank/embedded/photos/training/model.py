@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from radical_rerank.backbones.lite_vision import STRIDE, InternVLLite, InternVLLiteConfig
+from radical_rerank.embedded.photos import WORD_DIMS
 from radical_rerank.embedded.photos.training.sources import Words, class_names, lite0_weights
 from radical_rerank.embedded.training import save_half_precision
 from radical_rerank.reranking.prompt import IDENTIFIERS, TEMPLATE_FILE
@@ -22,8 +23,6 @@ CELLS = (SIDE // STRIDE) ** 2
 """visual tokens of a picture"""
 WIDTH = 256
 """the width of the tower and of the decoder"""
-WORD_DIMS = 192
-"""words and visual tokens live in the first dimensions; the others begin empty"""
 SPECIAL = ("[PAD]", "[UNK]", "[END]", "<img>", "</img>", "<IMG_CONTEXT>", "<query>", "<answer>")
 TEMPLATE = {
     "candidate": "{id}{image}",
@@ -155,8 +154,8 @@ def _embedded(words: Words, texts: Sequence[str]) -> Tensor:
     tokenizer = make_tokenizer(words)
     rows = []
     for text in texts:
-        ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"]) - len(SPECIAL)
-        rows.append(normalize(words.vectors[ids[ids >= 0]].sum(dim=0), dim=0))
+        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        rows.append(normalize(words.vectors[torch.tensor(ids) - len(SPECIAL)].sum(dim=0), dim=0))
     return torch.stack(rows)
 
 

@@ -26,7 +26,7 @@ class Plan:
 
     seed: int = 0
     num_layers: int = 12
-    views: int = 4
+    views: int = 3
     align_steps: int = 600
     align_pictures: int = 128
     align_lr: float = 2e-3

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from radical_rerank.embedded.packing import answer_loss, draw_identifiers, last_rows
+from radical_rerank.embedded.photos import WORD_DIMS
 from radical_rerank.embedded.photos.training.alignment import alignment_loss, encode_cells, recall, scores
 from radical_rerank.embedded.photos.training.decoder import start_decoder
 from radical_rerank.embedded.photos.training.features import Features, Photo, load_split
@@ -22,7 +23,6 @@ from radical_rerank.embedded.photos.training.lists import Packer, draw_list
 from radical_rerank.embedded.photos.training.model import (
     LEAST_WEIGHT,
     SPECIAL,
-    WORD_DIMS,
     make_config,
     make_model,
     make_tokenizer,

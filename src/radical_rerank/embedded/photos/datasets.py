@@ -1,0 +1,83 @@
+"""Data sets of photographs for experiments: lists with random candidates, and a gallery to search."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+
+from radical_rerank.embedded.photos.embedder import PhotoEmbedder
+from radical_rerank.errors import InputError
+from radical_rerank.lab.caption_sets import flickr8k
+from radical_rerank.lab.datasets import Dataset, LazySequence, Task
+from radical_rerank.lab.paper import CANDIDATES
+from radical_rerank.lab.testbed import Testbed
+
+ABOUT = {
+    "photos": "lists of 20 photographs with one match; --data names the folder of Flickr8k",
+    "photos-gallery": "its 1,000 dev photographs; a first stage finds the candidates; --data as photos",
+}
+"""what each data set is"""
+
+
+def photo_gallery(folder: str | Path | None, *, split: str = "dev", captions: str = "first") -> Dataset:
+    """Return a split of Flickr8k. Captions are queries over all its photographs.
+
+    Args:
+        folder: of the corpus: captions, splits and images
+        split: "train" or "dev"
+        captions: which of a photograph's captions are queries, "first" or "all"
+    """
+    if folder is None:
+        raise InputError("the photographs need --data, the folder of Flickr8k")
+    folder = Path(folder)
+    names = folder / f"Flickr_8k.{split}Images.txt"
+    if not names.is_file():
+        raise InputError(f"{folder} is not Flickr8k: it has no {names.name}")
+    return flickr8k(folder / "Flickr8k.token.txt", folder / "images", split_file=names, captions=captions)
+
+
+def photo_lists(
+    folder: str | Path | None,
+    *,
+    lists: int | None = None,
+    count: int = CANDIDATES,
+    seed: int = 0,
+    split: str = "dev",
+    similarity: float | None = None,
+) -> Dataset:
+    """Return lists of a caption's photograph among others of the split, drawn at random.
+
+    Args:
+        folder: of the corpus
+        lists: how many lists, in the order of the captions; by default one per caption
+        count: candidates per list
+        seed: draws the candidates
+        split: "train" or "dev"
+        similarity: not used; photographs are as alike as they are
+    """
+    gallery = photo_gallery(folder, split=split)
+    total = len(gallery.tasks) if lists is None else min(lists, len(gallery.tasks))
+    if count > len(gallery.gallery):
+        raise InputError(f"lists of {count} need as many photographs; {split} has {len(gallery.gallery)}")
+
+    def task(number: int) -> Task:
+        asked = gallery.tasks[number]
+        own = next(iter(asked.relevant))
+        rng = random.Random(f"{seed} {asked.id}")
+        others = rng.sample([name for name in gallery.gallery if name != own], count - 1)
+        others.insert(rng.randrange(count), own)
+        return Task(str(number), asked.text, asked.relevant, candidates=tuple(others))
+
+    return Dataset("photos", LazySequence(total, task), gallery.picture)
+
+
+def testbed(folder: str | Path | None) -> Testbed:
+    """Return the experiments' data. folder: of Flickr8k; without it there is only the first stage"""
+    return Testbed(
+        name="photos",
+        lists=partial(photo_lists, folder),
+        gallery=partial(photo_gallery, folder),
+        embedder=PhotoEmbedder,
+        about=ABOUT,
+    )

