@@ -12,7 +12,7 @@ import pytest
 from radical_rerank.backbones import Backbone
 from radical_rerank.embedded import DEFAULT_MODEL, MODELS
 from radical_rerank.embedded.scenes.card import write_card
-from radical_rerank.embedded.scenes.figures import Evaluation
+from radical_rerank.embedded.scenes.figures import SceneEvaluation
 from radical_rerank.errors import InputError
 
 FOLDER = MODELS[DEFAULT_MODEL].folder
@@ -24,7 +24,7 @@ def test_its_card_says_where_it_comes_from_and_what_was_measured(embedded: Backb
     assert "radical scenes train" in card
     assert "radical scenes evaluate" in card
     figures = json.loads((FOLDER / "figures.json").read_text(encoding="utf-8"))
-    groups = Evaluation(embedded, 1000).groups()
+    groups = SceneEvaluation(embedded, 1000).groups()
     assert set(figures["figures"]) == {name for names in groups for name in names}
     for name, values in figures["figures"].items():
         if "MRR@10" in values:

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from radical_rerank.backbones import Backbone
+from radical_rerank.embedded.figures import Figures, ranking_quality
 from radical_rerank.embedded.scenes.datasets import composed_lists, scene_lists
 from radical_rerank.embedded.scenes.figures import (
-    Evaluation,
-    Figures,
+    SceneEvaluation,
     question_accuracy,
-    ranking_quality,
     roc_auc,
     signals,
 )
@@ -66,7 +65,7 @@ def test_the_evaluation_goes_on_where_it_was_killed(
 ) -> None:
     calls: list[str] = []
 
-    def groups(self: Evaluation, folder: RunFolder) -> dict[tuple[str, ...], Callable[[], Figures]]:
+    def groups(self: SceneEvaluation, folder: RunFolder) -> dict[tuple[str, ...], Callable[[], Figures]]:
         def measure(name: str) -> Figures:
             calls.append(name)
             if name == "b" and calls.count("b") == 1:
@@ -75,14 +74,14 @@ def test_the_evaluation_goes_on_where_it_was_killed(
 
         return {(name,): lambda name=name: measure(name) for name in "abc"}  # type: ignore[misc]
 
-    monkeypatch.setattr(Evaluation, "groups", groups)
-    evaluation = Evaluation(embedded, 5, tmp_path / "figures.json")
+    monkeypatch.setattr(SceneEvaluation, "groups", groups)
+    evaluation = SceneEvaluation(embedded, 5, tmp_path / "figures.json")
     with pytest.raises(KeyboardInterrupt):
         evaluation.run()
     assert evaluation.run() == {name: {"value": 1.0} for name in "abc"}
     assert calls == ["a", "b", "b", "c"]
     with pytest.raises(ValueError, match="another model or number of lists"):
-        Evaluation(embedded, 6, tmp_path / "figures.json").run()
+        SceneEvaluation(embedded, 6, tmp_path / "figures.json").run()
 
 
 def test_a_killed_comparison_keeps_its_rankings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -33,3 +33,15 @@ def print_table(heads: Sequence[str], lines: Iterable[Sequence[str]], title: str
     for line in lines:
         table.add_row(*map(escape, line))
     Console().print(table)
+
+
+def print_figures(figures: Mapping[str, Mapping[str, float]], title: str, as_json: bool) -> None:
+    """Print the figures of a model card, as a table or as JSON."""
+    if as_json:
+        print_json(figures)
+        return
+    lines = [
+        (name, "  ".join(f"{key} {value:.3f}".removesuffix(".000") for key, value in values.items()))
+        for name, values in figures.items()
+    ]
+    print_table(("figure", "values"), lines, title)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from radical_rerank.cli.common import AsJson, log, print_json, print_table
+from radical_rerank.cli.common import AsJson, log, print_figures
 from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.progress import bar
 
@@ -33,18 +33,11 @@ def scenes_evaluate(
 ) -> None:
     """Measure the figures of the model card on held-out scenes."""
     from radical_rerank.backbones import Backbone
-    from radical_rerank.embedded.scenes.figures import Evaluation
+    from radical_rerank.embedded.scenes.figures import SceneEvaluation
 
     path = Path(out) if out else None
-    figures = Evaluation(Backbone.from_pretrained(model), lists, path, bar).run()
-    if as_json:
-        print_json(figures)
-        return
-    lines = [
-        (name, "  ".join(f"{key} {value:.3f}".removesuffix(".000") for key, value in values.items()))
-        for name, values in figures.items()
-    ]
-    print_table(("figure", "values"), lines, f"{model}, {lists} lists")
+    figures = SceneEvaluation(Backbone.from_pretrained(model), lists, path, bar).run()
+    print_figures(figures, f"{model}, {lists} lists", as_json)
 
 
 @app.command("card")

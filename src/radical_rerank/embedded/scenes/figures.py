@@ -1,15 +1,9 @@
-"""Measures the figures of the model card: ranking quality, and the signals that pruning relies on."""
+"""The figures of the scenes model: ranking quality, and the signals that pruning relies on."""
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,17 +11,12 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from radical_rerank.backbones import Backbone
+from radical_rerank.embedded.figures import Comparison, Evaluation, entropy_curves
 from radical_rerank.embedded.scenes.datasets import composed_lists, scene_lists, scene_questions
 from radical_rerank.embedded.scenes.lists import SceneList, make_list
 from radical_rerank.embedded.scenes.training.batches import shown_by
-from radical_rerank.errors import InputError
-from radical_rerank.files import replacing
-from radical_rerank.lab.datasets import Dataset
-from radical_rerank.lab.metrics import bootstrap
-from radical_rerank.lab.paper import SEED
 from radical_rerank.lab.questions import accuracy
-from radical_rerank.lab.records import Cell, Records, RunFolder, provenance
-from radical_rerank.lab.runner import Runner
+from radical_rerank.lab.records import Cell
 from radical_rerank.method import (
     candidate_uniqueness,
     discriminative_importance,
@@ -37,31 +26,7 @@ from radical_rerank.method import (
 )
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Dense
-from radical_rerank.reranking import calibrate
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
-
-log = logging.getLogger("radical_rerank")
-
-Figures = dict[str, dict[str, float]]
-"""by the name of a figure, its values by their names"""
-
-PROTOCOL = f"Candidates are shuffled with seed {SEED}; ± is half the width of a 95% bootstrap interval."
-"""how the ranking quality is measured, for the card"""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Settings that rank the same lists.
-
-    Args:
-        data: the lists
-        cells: the settings, each with its name on the card
-        options: options of all Rerankers
-    """
-
-    data: Dataset
-    cells: Sequence[Cell]
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def comparisons(lists: int, num_layers: int) -> list[Comparison]:
@@ -95,115 +60,21 @@ def comparisons(lists: int, num_layers: int) -> list[Comparison]:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Measures all figures of the card. A run that was killed goes on where it stopped.
+class SceneEvaluation(Evaluation):
+    """Measures all figures of the scenes model's card."""
 
-    Args:
-        backbone: the scenes model
-        lists: lists per figure
-        path: where to keep the figures, with the records of all rankings in a folder beside it; None for
-            nowhere
-        progress: shows how far it is
-    """
+    def comparisons(self) -> list[Comparison]:
+        """Return the comparisons of the card."""
+        return comparisons(self.lists, self.backbone.shape.num_layers)
 
-    backbone: Backbone
-    lists: int
-    path: Path | None = None
-    progress: Progress = silent
-
-    def run(self) -> Figures:
-        """Measure the figures that are missing. Returns all of them."""
-        done = self._load()
-        figures: Figures = done["figures"]
-        path = self.path
-        with RunFolder(path.with_name(f"{path.stem}-records")) if path else nullcontext() as folder:
-            for names, measured in self.groups(folder).items():
-                if not set(names) <= set(figures):
-                    log.info("measuring: %s", "; ".join(names))
-                    figures |= measured()
-                    self._save(done)
-        return figures
-
-    def groups(self, folder: RunFolder | None = None) -> dict[tuple[str, ...], Callable[[], Figures]]:
-        """Return what measures the figures of each group, by their names.
-
-        Args:
-            folder: of the records of all rankings; None keeps them in memory
-        """
-        groups: dict[tuple[str, ...], Callable[[], Figures]] = {}
-        for number, comparison in enumerate(comparisons(self.lists, self.backbone.shape.num_layers)):
-            names = tuple(cell.name for cell in comparison.cells)
-            groups[names] = partial(self._compare, comparison, folder, f"rankings-{number}")
+    def others(self) -> dict[str, Callable[[], dict[str, float]]]:
+        """Return what measures the other figures, by their names."""
         backbone, progress = self.backbone, self.progress
-        groups["signals",] = lambda: {"signals": signals(backbone, self.lists, progress)}
-        groups["questions",] = lambda: {"questions": question_accuracy(backbone, self.lists, progress)}
-        groups["H_norm",] = lambda: {"H_norm": entropy_curve(backbone, max(1, self.lists // 10), progress)}
-        return groups
-
-    def _compare(self, comparison: Comparison, folder: RunFolder | None, name: str) -> Figures:
-        runner = Runner(self.backbone, provenance(), options=dict(comparison.options))
-        records = Records() if folder is None else folder.records(name)
-        return ranking_quality(runner, comparison.data, comparison.cells, records, progress=self.progress)
-
-    def _load(self) -> dict[str, Any]:
-        facts = {"model": self.backbone.name, "lists": self.lists, "protocol": PROTOCOL}
-        if self.path is None or not self.path.is_file():
-            return {**facts, "figures": {}}
-        done = read_figures(self.path)
-        if {key: done.get(key) for key in facts} != facts:
-            raise InputError(
-                f"{self.path} holds the figures of another model or number of lists, or of another protocol"
-            )
-        return done
-
-    def _save(self, done: dict[str, Any]) -> None:
-        if self.path is not None:
-            with replacing(self.path) as file:
-                json.dump(done, file, indent=1, ensure_ascii=False)
-                file.write("\n")
-
-
-def read_figures(path: Path) -> dict[str, Any]:
-    """Read a file of figures."""
-    try:
-        done = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read the figures in {path}: {error}") from None
-    if not isinstance(done, dict) or not isinstance(done.get("figures"), dict):
-        raise InputError(f"{path} holds no figures")
-    return done
-
-
-def ranking_quality(
-    runner: Runner, data: Dataset, cells: Sequence[Cell], records: Records, *, progress: Progress = silent
-) -> Figures:
-    """Rank the lists of a data set with every cell, unless there is a record of it.
-
-    Args:
-        runner: the model, and options of all Rerankers
-        data: lists
-        cells: the settings
-        records: of earlier rankings, and of the new ones
-        progress: shows how far it is
-
-    Returns:
-        Per cell MRR@10 with half the width of its 95% bootstrap interval, R@1, and the number of lists.
-    """
-    runner.run(data, cells, records, progress=progress)
-    measures: dict[str, list[dict[str, float]]] = {cell.name: [] for cell in cells}
-    for record in records.claimed():
-        measures[record["cell"]].append(record["measures"])
-    quality = {}
-    for name, values in measures.items():
-        mrr = [value["MRR@10"] for value in values]
-        low, high = bootstrap(mrr)
-        quality[name] = {
-            "MRR@10": float(np.mean(mrr)),
-            "±": (high - low) / 2,
-            "R@1": float(np.mean([value["R@1"] for value in values])),
-            "lists": len(values),
+        return {
+            "signals": lambda: signals(backbone, self.lists, progress),
+            "questions": lambda: question_accuracy(backbone, self.lists, progress),
+            "H_norm": lambda: entropy_curve(backbone, max(1, self.lists // 10), progress),
         }
-    return quality
 
 
 def question_accuracy(backbone: Backbone, pictures: int, progress: Progress = silent) -> dict[str, float]:
@@ -215,28 +86,9 @@ def question_accuracy(backbone: Backbone, pictures: int, progress: Progress = si
 
 
 def entropy_curve(backbone: Backbone, lists: int, progress: Progress = silent) -> dict[str, float]:
-    """Measure H_norm per layer on two data sets with different seeds.
-
-    Args:
-        backbone: the scenes model
-        lists: lists per data set
-        progress: shows how far it is
-
-    Returns:
-        The first data set's curve, and how well the two agree (Pearson's r).
-    """
-    curves = []
-    for seed in (1, 2):
-        data = scene_lists(lists=lists, seed=seed)
-        tasks = (
-            (task.text, [data.picture(name) for name in task.candidates or ()])
-            for task in progress(data.tasks, f"H_norm, seed {seed}")
-        )
-        h_norm = calibrate(backbone, tasks).h_norm
-        assert h_norm is not None
-        curves.append(np.array(h_norm))
-    result = {"Pearson r": float(np.corrcoef(np.stack(curves))[0, 1]), "lists": lists}
-    return result | {f"layer {layer}": float(value) for layer, value in enumerate(curves[0])}
+    """Measure H_norm per layer on two data sets with different seeds. lists: per data set"""
+    first, second = (scene_lists(lists=lists, seed=seed) for seed in (1, 2))
+    return entropy_curves(backbone, first, second, progress)
 
 
 # Signals before any decoder layer has run.

@@ -1,0 +1,79 @@
+"""The figures of the photos model, on photographs of Flickr8k's dev split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from radical_rerank.embedded.figures import Comparison, Evaluation, entropy_curves
+from radical_rerank.embedded.photos.datasets import photo_gallery, photo_lists
+from radical_rerank.embedded.photos.embedder import PhotoEmbedder
+from radical_rerank.lab.first_stage import retrieve
+from radical_rerank.lab.paper import CANDIDATES
+from radical_rerank.lab.records import Cell
+
+
+@dataclass(frozen=True)
+class PhotoEvaluation(Evaluation):
+    """Measures all figures of the photos model's card.
+
+    Args:
+        data: the folder of Flickr8k
+    """
+
+    data: str | Path = field(kw_only=True)
+
+    @cached_property
+    def found(self) -> dict[str, list[str]]:
+        """Per query the photographs that the first stage finds, best first."""
+        gallery = photo_gallery(self.data)
+        nearest = retrieve(gallery, PhotoEmbedder(self.backbone), CANDIDATES)
+        return {task: [name for name, _ in found] for task, found in nearest.items()}
+
+    def comparisons(self) -> list[Comparison]:
+        """Return the comparisons of the card: random lists, and pools of the first stage."""
+        gallery = photo_gallery(self.data)
+        inside = [task for task in gallery.tasks if set(task.relevant) & set(self.found[task.id])]
+        return [
+            Comparison(
+                photo_lists(self.data, lists=self.lists),
+                [
+                    Cell("Dense, N = 20", "dense"),
+                    Cell("RaDiCal 20%, N = 20", "radical", 0.2),
+                    Cell("RaDiCal 10%, N = 20", "radical", 0.1),
+                    Cell("Random 20%, the same layers, N = 20", "random", 0.2),
+                ],
+            ),
+            Comparison(
+                replace(gallery, tasks=inside[: self.lists]),
+                [Cell("Dense, pools with the match inside", "dense")],
+                pools=self.found,
+            ),
+        ]
+
+    def others(self) -> dict[str, Callable[[], dict[str, float]]]:
+        """Return what measures the other figures, by their names."""
+        return {"first stage": self.first_stage, "H_norm": self.entropy}
+
+    def first_stage(self) -> dict[str, float]:
+        """Return the recall of the first stage, and MRR@10 of its own order where the match is inside."""
+        ranks = [
+            self.found[task.id].index(own) if own in self.found[task.id] else CANDIDATES
+            for task in photo_gallery(self.data).tasks
+            for own in task.relevant
+        ]
+        inside = [rank for rank in ranks if rank < CANDIDATES]
+        return {
+            "R@1": sum(rank < 1 for rank in ranks) / len(ranks),
+            "R@20": len(inside) / len(ranks),
+            "MRR@10, match inside": sum(1 / (rank + 1) for rank in inside if rank < 10) / max(1, len(inside)),
+            "queries": len(ranks),
+        }
+
+    def entropy(self) -> dict[str, float]:
+        """Measure H_norm per layer on lists of the train and of the dev split."""
+        count = max(1, self.lists // 10)
+        first, second = (photo_lists(self.data, lists=count, split=split) for split in ("train", "dev"))
+        return entropy_curves(self.backbone, first, second, self.progress)
