@@ -14,7 +14,7 @@ from PIL import Image
 from radical_rerank.backbones import Backbone
 from radical_rerank.embedded.scenes.lists import make_list
 from radical_rerank.pruning import Layout, Profile
-from tests.tiny import tiny_config, tiny_model
+from tests.tiny import tile_of, tiny_config, tiny_model
 
 IMAGE, START, END, VOCABULARY = 255, 254, 253, 256
 LAYERS = 8
@@ -83,7 +83,7 @@ def make_case(
     inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
     if intern:
         tiles = sum(a for a, _ in images)
-        inputs["pixel_values"] = torch.randn(tiles, 3, 48, 48, generator=rng)
+        inputs["pixel_values"] = torch.randn(tiles, 3, tile_of(family), tile_of(family), generator=rng)
     else:
         grid = torch.tensor([[1, 2 * a, 2 * b] for a, b in images])
         inputs["pixel_values"] = torch.randn(int(grid.prod(-1).sum()), 3 * 2 * 8 * 8, generator=rng)

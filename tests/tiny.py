@@ -12,12 +12,26 @@ import torch
 
 from radical_rerank.lab.bench.models import bench_tokenizer as tiny_tokenizer
 
-TINY_FAMILIES = ("qwen3_vl", "qwen2_5_vl", "internvl_llama", "internvl_qwen2", "internvl_qwen3")
+TINY_FAMILIES = (
+    "qwen3_vl",
+    "qwen2_5_vl",
+    "internvl_llama",
+    "internvl_qwen2",
+    "internvl_qwen3",
+    "internvl_lite",
+)
+
+
+def tile_of(family: str) -> int:
+    """The side of a tile of a tiny InternVL, in pixels; it has 16 tokens."""
+    return 128 if family == "internvl_lite" else 48
 
 
 def tiny_config(family: str = "qwen3_vl", *, num_layers: int = 8, vocabulary: int = 256, **ids: int) -> Any:
     """The configuration of a tiny model; `ids` are special-token ids of its tokenizer."""
     from transformers import InternVLConfig, Qwen2_5_VLConfig, Qwen3VLConfig
+
+    from radical_rerank.backbones.lite_vision import InternVLLiteConfig
 
     text: dict[str, Any] = {
         "vocab_size": vocabulary,
@@ -36,19 +50,24 @@ def tiny_config(family: str = "qwen3_vl", *, num_layers: int = 8, vocabulary: in
     mrope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
     if family.startswith("internvl_"):
         kind = family.removeprefix("internvl_")
+        tower: dict[str, Any] = {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 48,
+            "image_size": tile_of(family),
+        }
+        common = {"image_token_id": image, "image_seq_length": 16, "tie_word_embeddings": False}
+        if kind == "lite":
+            tower |= {"patch_size": 32, "num_classes": 10, "use_absolute_position_embeddings": False}
+            return InternVLLiteConfig(
+                text_config={"model_type": "qwen3", **text},
+                vision_config=tower,
+                downsample_ratio=1.0,
+                **common,
+            )
         return InternVLConfig(
-            text_config={"model_type": kind, **text},
-            vision_config={
-                "hidden_size": 32,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "intermediate_size": 48,
-                "image_size": 48,
-                "patch_size": 6,
-            },
-            image_token_id=image,
-            image_seq_length=16,
-            tie_word_embeddings=False,
+            text_config={"model_type": kind, **text}, vision_config={**tower, "patch_size": 6}, **common
         )
     vision = {
         "depth": 4,
@@ -88,6 +107,10 @@ def tiny_model(config: Any, *, seed: int = 0, attn_implementation: str = "sdpa")
                 torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
                 if "q_proj" in name or "k_proj" in name:
                     weight.data *= 1.5
+                if "classifier" in name:
+                    weight.data *= 3  # cells of random convolutions look alike, so their classes should not
+            if weight.ndim == 4 and config.model_type == "internvl_lite":
+                torch.nn.init.kaiming_normal_(weight)  # the picture reaches the last of many layers
     return model.eval()
 
 
@@ -107,7 +130,7 @@ def write_tiny(folder: str | Path, family: str = "qwen3_vl", *, seed: int = 0, n
     tiny_model(config, seed=seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if family.startswith("internvl_"):
-        processor = GotOcr2ImageProcessorPil(size={"height": 48, "width": 48})
+        processor = GotOcr2ImageProcessorPil(size={"height": tile_of(family), "width": tile_of(family)})
     else:
         processor = Qwen2VLImageProcessorPil(
             patch_size=8, merge_size=2, size={"shortest_edge": 32 * 32, "longest_edge": 256 * 256}

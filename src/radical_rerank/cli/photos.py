@@ -35,7 +35,7 @@ def photos_train(
 @app.command("evaluate")
 def photos_evaluate(
     model: Annotated[
-        str, typer.Argument(help="The folder of a trained model, or the name of one that ships.")
+        str, typer.Argument(help="The folder of a trained model, or the name of a shipped one.")
     ],
     data: Annotated[str, typer.Option(help="The folder of Flickr8k: captions, splits and images.")],
     lists: Annotated[int, typer.Option(min=1, help="Lists of the dev split per figure.")] = 1000,

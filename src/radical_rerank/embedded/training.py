@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -164,6 +164,26 @@ class Training(ABC):
             kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] < self.step]
             with replacing(self.log) as file:
                 file.writelines(line + "\n" for line in kept)
+
+
+class HasSteps(Protocol):
+    """A part of a plan with its number of steps."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has."""
+
+
+P = TypeVar("P", bound=HasSteps)
+
+
+def phase_at(phases: Sequence[P], step: int) -> P:
+    """Return the phase of a step; after the last one, the last."""
+    for phase in phases:
+        if step < phase.steps:
+            return phase
+        step -= phase.steps
+    return phases[-1]
 
 
 def make_optimizers(parameters: Parameters, lr: float) -> list[torch.optim.Optimizer]:

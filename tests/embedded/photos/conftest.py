@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from radical_rerank.embedded.photos.training.plan import Plan
+from radical_rerank.embedded.photos.training.plan import Phase, Plan
 
 COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 60, 220), "yellow": (230, 210, 60)}
 TINY = Plan(
@@ -16,10 +16,7 @@ TINY = Plan(
     views=2,
     align_steps=4,
     align_pictures=6,
-    steps=4,
-    candidates=4,
-    alike=2,
-    queries=6,
+    phases=(Phase(2, 3, 2, 4), Phase(2, 4, 2, 6)),
 )
 
 

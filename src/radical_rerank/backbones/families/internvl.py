@@ -27,6 +27,11 @@ class InternVL(Family):
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         options, blocks = self._tiles(processor, image.size, max_tokens)
+        if len(blocks) == 1 and getattr(processor, "backend", None) == "pil":
+            # The same resizing as the processor's own, which makes two more copies of the whole image first.
+            size = options.get("size", processor.size)
+            image = image.resize((size["width"], size["height"]), processor.resample)
+            options = {"crop_to_patches": False, "do_resize": False}
         batch = processor([image], return_tensors="pt", **options)
         return Pixels(torch.as_tensor(batch["pixel_values"]), (len(blocks),), blocks)
 

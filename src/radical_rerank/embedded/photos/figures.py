@@ -7,12 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from radical_rerank.backbones import Backbone
 from radical_rerank.embedded.figures import Comparison, Evaluation, entropy_curves
 from radical_rerank.embedded.photos.datasets import photo_gallery, photo_lists
 from radical_rerank.embedded.photos.embedder import PhotoEmbedder
+from radical_rerank.embedded.photos.pictures import ASKED, sample_pictures
 from radical_rerank.lab.first_stage import retrieve
 from radical_rerank.lab.paper import CANDIDATES
 from radical_rerank.lab.records import Cell
+from radical_rerank.reranking import Reranker
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,11 @@ class PhotoEvaluation(Evaluation):
 
     def others(self) -> dict[str, Callable[[], dict[str, float]]]:
         """Return what measures the other figures, by their names."""
-        return {"first stage": self.first_stage, "H_norm": self.entropy}
+        return {
+            "first stage": self.first_stage,
+            "H_norm": self.entropy,
+            "plain words": lambda: plain_words(self.backbone),
+        }
 
     def first_stage(self) -> dict[str, float]:
         """Return the recall of the first stage, and MRR@10 of its own order where the match is inside."""
@@ -77,3 +84,17 @@ class PhotoEvaluation(Evaluation):
         count = max(1, self.lists // 10)
         first, second = (photo_lists(self.data, lists=count, split=split) for split in ("train", "dev"))
         return entropy_curves(self.backbone, first, second, self.progress)
+
+
+def plain_words(backbone: Backbone) -> dict[str, float]:
+    """Return for how many plain queries the right one of the sample pictures comes first.
+
+    They are pictures of things that few or no captions of the training data name.
+    """
+    files = sample_pictures()
+    first = {}
+    for name, method, keep in (("Dense", "dense", 1.0), ("RaDiCal 20%", "radical", 0.2)):
+        reranker = Reranker(backbone, method, keep=keep)
+        best = {query: files[reranker.rank(query, files)[0].index].name for query in ASKED}
+        first[name] = float(sum(best[query] == file for query, file in ASKED.items()))
+    return {**first, "queries": len(ASKED), "pictures": len(files)}

@@ -3,7 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from radical_rerank.embedded.training import phase_at
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps of the listwise stage with lists of one length.
+
+    Args:
+        steps: how many steps
+        candidates: photographs per list
+        alike: how many of them look alike
+        queries: queries per list
+    """
+
+    steps: int
+    candidates: int
+    alike: int
+    queries: int
 
 
 @dataclass(frozen=True)
@@ -15,8 +35,8 @@ class Plan:
         num_layers: of the decoder
         views: of each training photograph
         align_steps, align_pictures, align_lr: of the alignment
-        steps, lists, lr: of the listwise stage: steps, lists per step, learning rate
-        candidates, alike, queries: photographs per list, how many of them look alike, queries per list
+        phases: the steps of the listwise stage
+        lr: its learning rate
 
     Example:
         >>> plan = Plan(align_steps=100)
@@ -30,12 +50,21 @@ class Plan:
     align_steps: int = 600
     align_pictures: int = 128
     align_lr: float = 2e-3
-    steps: int = 1200
-    lists: int = 1
-    candidates: int = 20
-    alike: int = 10
-    queries: int = 40
+    phases: tuple[Phase, ...] = (Phase(700, 10, 6, 30), Phase(500, 20, 10, 40))
     lr: float = 1e-4
+
+    @property
+    def steps(self) -> int:
+        """The steps of the listwise stage."""
+        return sum(phase.steps for phase in self.phases)
+
+    def of_alignment(self) -> dict[str, Any]:
+        """Return the fields that decide the outcome of the alignment; the others may still change."""
+        return {name: value for name, value in asdict(self).items() if name not in ("phases", "lr")}
+
+    def phase_at(self, step: int) -> Phase:
+        """Return the phase of a step of the listwise stage."""
+        return phase_at(self.phases, step)
 
     def align_rate(self, step: int) -> float:
         """Return the learning rate of a step of the alignment."""

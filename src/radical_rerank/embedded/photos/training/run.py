@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from radical_rerank.embedded.packing import answer_loss, draw_identifiers, last_rows
+from radical_rerank.embedded.packing import Packed, Placed, answer_loss, draw_identifiers, last_rows
 from radical_rerank.embedded.photos import WORD_DIMS
 from radical_rerank.embedded.photos.training.alignment import alignment_loss, encode_cells, recall, scores
 from radical_rerank.embedded.photos.training.decoder import start_decoder
@@ -178,13 +178,22 @@ class PhotoTraining(Training):
         return torch.cat(parts)
 
     def state(self) -> dict[str, Any]:
-        """Return the plan."""
-        return {"plan": asdict(self.plan)}
+        """Return the plan, as far as it decides this stage."""
+        return {"plan": self.decisive}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a checkpoint of the same plan."""
-        if Plan(**state["plan"]) != self.plan:
-            raise InputError(f"{self.folder} holds a training by another plan; choose another folder")
+        self.check_plan(state, self.decisive)
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """The fields of the plan that decide the outcome of this stage."""
+        return asdict(self.plan)
+
+    def check_plan(self, state: dict[str, Any], plan: dict[str, Any]) -> None:
+        """Raise an InputError if a checkpoint is of another plan."""
+        if state["plan"] != plan:
+            raise InputError(f"{self.root} holds a training by another plan; choose another folder")
 
 
 class AlignmentTraining(PhotoTraining):
@@ -202,6 +211,11 @@ class AlignmentTraining(PhotoTraining):
         )  # fmt: skip
         self.optimizers = make_optimizers(self.trained, plan.align_lr)
         self.resume()
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """The fields of the plan that decide the outcome of the alignment."""
+        return self.plan.of_alignment()
 
     def rate(self) -> float:
         """Return the learning rate of the step."""
@@ -253,7 +267,7 @@ class ListwiseTraining(PhotoTraining):
         state = torch.load(path, weights_only=True) if path.is_file() else {"step": 0}
         if state["step"] < self.plan.align_steps:
             raise InputError(f"{path} is not finished: run the stage alignment first")
-        self.restore(state)
+        self.check_plan(state, self.plan.of_alignment())
         self.model.load_state_dict(state["model"])
         self.model.tie_weights()
 
@@ -286,29 +300,26 @@ class ListwiseTraining(PhotoTraining):
         return self.plan.rate(self.step)
 
     def loss(self) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss of some lists, each with several queries."""
-        rng, plan = self.rng(), self.plan
-        prompts, tokens = [], []
-        for _ in range(plan.lists):
-            pictures, queries = draw_list(
-                rng, self.near, self.corpus.captions["train"], count=plan.candidates, alike=plan.alike,
-                queries=plan.queries,
-            )  # fmt: skip
-            names = draw_identifiers(rng, self.packer.letters, plan.candidates)
-            prompts.append(self.packer.pack(pictures, names, queries))
-            tokens.append(self.tokens[int(rng.integers(plan.views))][pictures])
-        return self._answers(prompts, torch.cat(tokens))
+        """Return the loss of a list with several queries."""
+        rng, phase = self.rng(), self.plan.phase_at(self.step)
+        pictures, queries = draw_list(
+            rng,
+            self.near,
+            self.corpus.captions["train"],
+            count=phase.candidates,
+            alike=phase.alike,
+            queries=phase.queries,
+        )
+        names = draw_identifiers(rng, self.packer.letters, phase.candidates)
+        tokens = self.tokens[int(rng.integers(self.plan.views))][pictures]
+        return answer_loss(*self.logits(self.packer.pack(pictures, names, queries), tokens))
 
-    def _answers(self, prompts: Sequence[Any], tokens: Tensor) -> tuple[Tensor, dict[str, float]]:
-        logits, asks = self.logits(prompts, tokens)
-        return answer_loss(logits, asks)
+    def logits(self, prompt: Packed, tokens: Tensor) -> tuple[Tensor, list[Placed]]:
+        """Return the logits of the answers to a packed prompt, and its queries.
 
-    def logits(self, prompts: Sequence[Any], tokens: Tensor) -> tuple[Tensor, Any]:
-        """Return the logits of the answers to packed prompts, and their queries.
-
-        tokens: (pictures, M, d) the visual tokens, in the order of the prompts
+        tokens: (pictures, M, d) the visual tokens of its pictures
         """
-        ids, positions, mask, asks = self.packer.rows(prompts)
+        ids, positions, mask, asks = self.packer.rows([prompt])
         embeds = self.model.get_input_embeddings()(ids)
         embeds = embeds.masked_scatter((ids == self.packer.image)[..., None], tokens.to(embeds.dtype))
         states = self.model.model.language_model(
@@ -321,7 +332,7 @@ class ListwiseTraining(PhotoTraining):
         """Return MRR@10 on lists of random dev photographs, after the last step."""
         if self.step < self.steps:
             return {}
-        captions, count = self.corpus.captions["dev"], self.plan.candidates
+        captions, count = self.corpus.captions["dev"], self.plan.phases[-1].candidates
         order = np.random.default_rng(self.seed).permutation(len(captions))
         gains: list[float] = []
         with torch.inference_mode():
@@ -329,7 +340,7 @@ class ListwiseTraining(PhotoTraining):
                 pictures = [int(n) for n in order[start : start + count]]
                 names = self.packer.letters[:count]
                 queries = [(captions[picture][0], place) for place, picture in enumerate(pictures)]
-                logits, _ = self.logits([self.packer.pack(pictures, names, queries)], self.dev[pictures])
+                logits, _ = self.logits(self.packer.pack(pictures, names, queries), self.dev[pictures])
                 among = logits[:, names]
                 ranks = (among > among.diagonal()[:, None]).sum(dim=1).tolist()
                 gains += [1 / (rank + 1) if rank < 10 else 0.0 for rank in ranks]

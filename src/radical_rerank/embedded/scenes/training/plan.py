@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from radical_rerank.embedded.training import phase_at
 from radical_rerank.errors import InputError
 
 
@@ -113,11 +114,7 @@ class Plan:
 
     def phase_at(self, step: int) -> Phase:
         """Return the phase of a step of stage B."""
-        for phase in self.phases:
-            if step < phase.steps:
-                return phase
-            step -= phase.steps
-        return self.phases[-1]
+        return phase_at(self.phases, step)
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step. In each stage it rises, is constant, and falls by a cosine."""
