@@ -21,7 +21,7 @@ from radical_rerank.embedded.photos.training.model import (
     make_model,
     make_tokenizer,
 )
-from radical_rerank.embedded.photos.training.sources import Words, class_names
+from radical_rerank.embedded.photos.training.sources import START, Words, class_names, minilm_words
 
 COUNT = 20
 
@@ -33,7 +33,9 @@ class World:
         names = sorted({token for name in class_names() for token in name.lower().split() if token.isalpha()})
         draw = torch.Generator().manual_seed(0)
         vectors = normalize(torch.randn(len(names), WORD_DIMS, generator=draw), dim=-1)
-        self.words = Words(["##a", "the", *names], torch.cat([vectors[:2].flip(1), vectors]))
+        self.words = Words(
+            ["##a", "▁the", *(START + name for name in names)], torch.cat([vectors[:2].flip(1), vectors])
+        )
         weights = [0.05, 0.05, *[1.0] * len(names)]
         self.tokenizer = make_tokenizer(self.words)
         self.model: Any = make_model(make_config(self.tokenizer), self.words, weights, seed=0)
@@ -96,6 +98,22 @@ def test_a_packed_query_gets_the_answer_of_one_that_is_alone(world: World) -> No
     packed = world.logits(tokens, [(other, 0), (query, target)], names)
     alone = world.logits(tokens, [(query, target)], names)
     torch.testing.assert_close(packed[1], alone[0], atol=1e-3, rtol=1e-3)
+
+
+def test_an_identifier_is_no_word() -> None:
+    tokenizer = make_tokenizer(minilm_words(WORD_DIMS))
+    packer = Packer(tokenizer)
+    assert len(set(packer.letters)) == 52
+
+    def tokens(text: str, **options: bool) -> list[str]:
+        ids = tokenizer(text, add_special_tokens=False, **options)["input_ids"]
+        return [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
+
+    assert tokens("A<img></img>a<img>") == ["A", "<img>", "</img>", "a", "<img>"]
+    plain = tokens("A dog and a T-shirt <img>", split_special_tokens=True)
+    assert plain[:7] == ["▁a", "▁dog", "▁and", "▁a", "▁t", "-", "▁shirt"]
+    assert not {"A", "a", "t", "<img>"} & set(plain)
+    assert "[UNK]" not in tokens("a cyan kayak, 3 zebras & qxz", split_special_tokens=True)
 
 
 def test_every_step_has_its_layers() -> None:

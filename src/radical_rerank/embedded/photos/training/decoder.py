@@ -9,7 +9,7 @@ weigh   An MLP turns m_j into w · (log(m_j + ε) + c), w the weight of the word
         candidates that have all words, adding up shares for candidates that have any.
 answer  The last row adds up the rows of the words. The output head reads the identifiers in it.
 
-Training starts from here. From random weights, hours on two cores did not get as far.
+Training starts from here.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ LETTERS = slice(WORD_DIMS, WORD_DIMS + len(IDENTIFIERS))
 MARKUP, PLAIN, TEXT, VISUAL, LETTER = 251, 252, 253, 254, 255
 """dimensions of flags: what kind of token this is. PLAIN says how little a word says about pictures"""
 
-SHARPNESS = {"bind": 3.0, "read": 2.0, "answer": 2.0}
+SHARPNESS = {"bind": 3.0, "read": 1.4, "answer": 2.0}
 """the product of the query's and the key's norms, as a multiple of the head's size"""
 STRENGTH = {"bind": 0.5, "read": 0.25, "answer": 1.0}
 """how much of an identifier a layer copies"""
 BAND, SLOW, EVEN = (0.0015, 0.03), 3.5e-4, (0.003, 0.02)
 """rotations per position: of the dimensions that tell the nearest identifier from the one before it; at most,
 of those that compare contents; of those that see all words of a query alike"""
-KNEES = ((0.01, 100.0), (0.03, 30.0), (0.1, 11.0), (0.3, 3.7))
-"""log(m + 0.003) as a sum of ramps: (where a ramp ends, its slope)"""
-TYPICAL = 24.0, 7.2, 12.0
+KNEES = ((0.003, 300.0), (0.01, 70.0), (0.03, 22.0), (0.1, 7.0), (0.3, 2.5))
+"""log(m + 0.001) as a sum of ramps: (where a ramp ends, its slope)"""
+TYPICAL = 15.7, 7.8, 13.3
 """after the last reading layer and its norm: a word row's value at an identifier with m = 1, at TEXT, and at
 PLAIN for a word that says nothing"""
 
@@ -125,8 +125,8 @@ def _attend(attention: Any, step: str, config: Any, directions: Tensor) -> None:
     """Write a step into the attention of a layer. All its heads begin alike but for a rotation."""
     half, heads = config.head_dim // 2, config.num_attention_heads
     speed = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
-    for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
-        linear.weight.mul_(0.05)
+    for linear, noise in ((attention.q_proj, 0.05), (attention.k_proj, 0.05), (attention.v_proj, 0.0)):
+        linear.weight.mul_(noise)
     for gain in (attention.q_norm.weight, attention.k_norm.weight):
         gain.fill_(SHARPNESS[step] ** 0.5)
     letters = torch.arange(len(IDENTIFIERS))
@@ -158,8 +158,9 @@ def _point(query: Tensor, key: Tensor, speed: Tensor, step: str) -> None:
         query[near, VISUAL], key[near, LETTER] = 2.0, 2.0
         for kind in (TEXT, MARKUP, LETTER):
             query[rest, kind] = 2.0
-        for kind in (TEXT, MARKUP, VISUAL):
+        for kind in (TEXT, MARKUP):
             key[rest, kind] = 1.0
+        key[rest - 1, VISUAL] = 1.0  # nobody looks there
     else:
         even = _between(speed, EVEN)
         query[even, TEXT], key[even, TEXT] = 2.0, 2.0
@@ -171,7 +172,8 @@ def _point(query: Tensor, key: Tensor, speed: Tensor, step: str) -> None:
 def _match(query: Tensor, key: Tensor, speed: Tensor, directions: Tensor) -> None:
     """Look by content: words at the visual tokens whose embeddings are near theirs.
 
-    Two dimensions are kept for flags: text does not look at text, and plain words look at everything.
+    Two dimensions are kept for flags: text does not look at text, and plain words look at everything. Visual
+    tokens look at their own identifier again, so that they do not copy those of tokens like themselves.
     """
     half = len(speed)
     rest, flat = half - 1, half - 2
@@ -183,6 +185,8 @@ def _match(query: Tensor, key: Tensor, speed: Tensor, directions: Tensor) -> Non
     for kind in (TEXT, MARKUP, LETTER):
         query[rest, kind], key[rest, kind] = 0.8, -1.0
     key[rest, VISUAL] = 0.8
+    near = _between(speed, BAND)
+    query[near, VISUAL], key[near, LETTER] = 6.0, 2.0
     query[flat, PLAIN], key[flat, VISUAL] = 1.0, 0.24
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from radical_rerank.backbones.lite_vision import STRIDE, InternVLLite, InternVLLiteConfig
 from radical_rerank.embedded.photos import WORD_DIMS
-from radical_rerank.embedded.photos.training.sources import Words, class_names, lite0_weights
+from radical_rerank.embedded.photos.training.sources import START, Words, class_names, lite0_weights
 from radical_rerank.embedded.training import save_half_precision
 from radical_rerank.reranking.prompt import IDENTIFIERS, TEMPLATE_FILE
 
@@ -36,22 +36,23 @@ LEAST_WEIGHT = 0.05
 
 def make_tokenizer(words: Words) -> Any:
     """Return the tokenizer: MiniLM's WordPiece, without case, and a token for each identifier."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     entries = [*SPECIAL, *words.tokens]
     core = Tokenizer(models.WordPiece({entry: n for n, entry in enumerate(entries)}, unk_token="[UNK]"))
-    core.normalizer = normalizers.BertNormalizer(lowercase=True)
+    marked = normalizers.Replace(Regex(r"\b(?=[a-z0-9])"), START)
+    core.normalizer = normalizers.Sequence([normalizers.BertNormalizer(lowercase=True), marked])
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.WordPiece()
     # An identifier is a letter that stands alone, of either case. In a user's text it is plain text.
-    letters = [AddedToken(letter, single_word=True, normalized=False, special=True) for letter in IDENTIFIERS]
+    names = [AddedToken(letter, single_word=True, normalized=False, special=True) for letter in IDENTIFIERS]
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token="[PAD]",
         unk_token="[UNK]",
         eos_token="[END]",
-        extra_special_tokens=[*SPECIAL[3:], *letters],
+        extra_special_tokens=[*SPECIAL[3:], *names],
     )
 
 

@@ -29,7 +29,7 @@ from radical_rerank.embedded.photos.training.model import (
     save_model,
 )
 from radical_rerank.embedded.photos.training.plan import Plan
-from radical_rerank.embedded.photos.training.sources import class_names, minilm_words
+from radical_rerank.embedded.photos.training.sources import START, class_names, minilm_words
 from radical_rerank.embedded.training import Training, make_optimizers
 from radical_rerank.errors import InputError
 from radical_rerank.progress import Progress, silent
@@ -113,7 +113,7 @@ class Corpus:
         total = 1 + sum(len(own) for own in self.captions["train"])
         return [
             math.log(total / (1 + self.usage[len(SPECIAL) + row])) / math.log(total)
-            if token.removeprefix("##").isalnum()
+            if token.removeprefix("##").removeprefix(START).isalnum()
             else LEAST_WEIGHT
             for row, token in enumerate(self.words.tokens)
         ]

@@ -17,6 +17,8 @@ from radical_rerank.errors import MissingExtraError
 
 FREQUENT = 16_000
 """MiniLM's vocabulary is sorted by frequency: its first words are kept, besides the ones asked for"""
+START = "▁"
+"""marks the start of a word: "▁a" is the article, "a" is an identifier"""
 _PLAIN = re.compile(r"(##)?[a-z0-9]+|[!-/:-@\[-`{-~]")
 
 
@@ -51,7 +53,10 @@ def lite0_weights() -> dict[str, Tensor]:
 
 
 class Words(NamedTuple):
-    """WordPiece tokens and their embeddings. tokens: in the order of the rows; vectors: (V, d), of norm 1"""
+    """WordPiece tokens and their embeddings. tokens: in the order of the rows; vectors: (V, d), of norm 1
+
+    A word's first piece begins with `START`, any other with ##.
+    """
 
     tokens: list[str]
     vectors: Tensor
@@ -78,7 +83,8 @@ def minilm_words(width: int, texts: Iterable[str] = ()) -> Words:
     kept = [n for n in plain if n in frequent or entries[n].startswith("##") or entries[n] in asked]
     vectors = table[kept]
     directions = torch.linalg.eigh(vectors.T @ vectors)[1][:, -width:]
-    return Words([entries[number] for number in kept], normalize(vectors @ directions, dim=-1))
+    tokens = [START + entries[n] if entries[n].isalnum() else entries[n] for n in kept]
+    return Words(tokens, normalize(vectors @ directions, dim=-1))
 
 
 def class_names() -> list[str]:
