@@ -500,12 +500,13 @@ def slow_signals(backbone: Backbone, family: str, p: Any) -> torch.Tensor:
         tower.config._attn_implementation = old
         cls = weights[0].mean(1)[:, 0, 1:]
         edge = math.isqrt(cls.shape[1])
+        joined = 1 if family == "internvl_lite" else 2  # patches along each side of a token
         result = []
         for tile in cls:
             grid = tile.view(edge, edge)
-            for r in range(0, edge, 2):
-                for c in range(0, edge, 2):
-                    result.append(grid[r : r + 2, c : c + 2].mean())
+            for r in range(0, edge, joined):
+                for c in range(0, edge, joined):
+                    result.append(grid[r : r + joined, c : c + joined].mean())
         return torch.stack(result)
     from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl
     from transformers.models.qwen3_vl import modeling_qwen3_vl

@@ -12,7 +12,14 @@ from torch.nn.functional import normalize
 
 from radical_rerank.embedded.packing import last_rows
 from radical_rerank.embedded.photos import WORD_DIMS
-from radical_rerank.embedded.photos.training.decoder import FLAG, SCALE, VISUAL, start_decoder, step_of
+from radical_rerank.embedded.photos.training.decoder import (
+    FLAG,
+    SCALE,
+    VISUAL,
+    in_decoder_units,
+    start_decoder,
+    step_of,
+)
 from radical_rerank.embedded.photos.training.lists import Packer
 from radical_rerank.embedded.photos.training.model import (
     CELLS,
@@ -98,6 +105,18 @@ def test_a_packed_query_gets_the_answer_of_one_that_is_alone(world: World) -> No
     packed = world.logits(tokens, [(other, 0), (query, target)], names)
     alone = world.logits(tokens, [(query, target)], names)
     torch.testing.assert_close(packed[1], alone[0], atol=1e-3, rtol=1e-3)
+
+
+def test_tokens_of_the_alignment_are_scaled_as_the_projector_is(world: World) -> None:
+    config = make_config(world.tokenizer, num_layers=6)
+    model = make_model(config, world.words, [1.0] * len(world.words.tokens), seed=1)
+    states = torch.randn(1, 5, 256, generator=torch.Generator().manual_seed(2))
+    projector = model.model.multi_modal_projector
+    with torch.no_grad():
+        before = projector(states)
+        start_decoder(model, world.tokenizer, torch.ones(len(world.tokenizer)), norm=2.5)
+        after = projector(states)
+    torch.testing.assert_close(in_decoder_units(before, 2.5), after, atol=1e-4, rtol=1e-4)
 
 
 def test_an_identifier_is_no_word() -> None:

@@ -72,6 +72,13 @@ def start_decoder(model: Any, tokenizer: Any, usage: Tensor, norm: float) -> Non
     model.tie_weights()
 
 
+def in_decoder_units(tokens: Tensor, norm: float) -> Tensor:
+    """Return visual tokens of the aligned model as they come after `start_decoder`. (…, d) -> (…, d)"""
+    scaled = tokens * (SCALE / norm)
+    scaled[..., VISUAL] = FLAG
+    return scaled
+
+
 def step_of(layer: int, num_layers: int) -> str | None:
     """Return which step a layer of the circuit does, if any."""
     if layer < 2:

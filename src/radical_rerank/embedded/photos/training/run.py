@@ -17,7 +17,7 @@ from torch import Tensor
 from radical_rerank.embedded.packing import Packed, Placed, answer_loss, draw_identifiers, last_rows
 from radical_rerank.embedded.photos import WORD_DIMS
 from radical_rerank.embedded.photos.training.alignment import alignment_loss, encode_cells, recall, scores
-from radical_rerank.embedded.photos.training.decoder import start_decoder
+from radical_rerank.embedded.photos.training.decoder import in_decoder_units, start_decoder
 from radical_rerank.embedded.photos.training.features import Features, Photo, load_split
 from radical_rerank.embedded.photos.training.lists import Packer, draw_list
 from radical_rerank.embedded.photos.training.model import (
@@ -288,11 +288,7 @@ class ListwiseTraining(PhotoTraining):
             usage[word] = count
         torch.manual_seed(self.seed)
         start_decoder(self.model, self.corpus.tokenizer, usage, norm)
-        # The projector's last layer was scaled; its tokens follow.
-        flags = self.model.model.multi_modal_projector.linear_2.bias.detach().clone()
-        flags[:WORD_DIMS] = 0
-        scale = 8.0 / norm
-        scaled = [(part[:, 1:].float() * scale + flags).half() for part in encoded]
+        scaled = [in_decoder_units(part[:, 1:].float(), norm).half() for part in encoded]
         return scaled[1:], scaled[0], near
 
     def rate(self) -> float:
