@@ -221,9 +221,13 @@ class Backbone:
         Returns:
             The loaded model, in evaluation mode.
         """
-        from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
-
-        from radical_rerank.backbones import lite_vision  # noqa: F401, registers the model type
+        from transformers import (
+            AutoConfig,
+            AutoImageProcessor,
+            AutoModelForImageTextToText,
+            AutoTokenizer,
+            PreTrainedConfig,
+        )
 
         asked = str(name)
         source = str(folder_of(asked) or asked)
@@ -236,6 +240,8 @@ class Backbone:
         if dtype is None:
             dtype = torch.float32 if device == "cpu" else "auto"
         try:
+            if PreTrainedConfig.get_config_dict(source)[0].get("model_type") == "internvl_lite":
+                from radical_rerank.backbones import lite_vision  # noqa: F401, registers the type
             config = AutoConfig.from_pretrained(source, trust_remote_code=False)
             family_of(config)  # before any weights are read
             options = {"attn_implementation": attn_implementation} if attn_implementation else {}
