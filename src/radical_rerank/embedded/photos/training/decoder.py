@@ -33,7 +33,7 @@ LETTERS = slice(WORD_DIMS, WORD_DIMS + len(IDENTIFIERS))
 MARKUP, PLAIN, TEXT, VISUAL, LETTER = 251, 252, 253, 254, 255
 """dimensions of flags: what kind of token this is. PLAIN says how little a word says about pictures"""
 
-SHARPNESS = {"bind": 3.0, "read": 1.4, "answer": 2.0}
+SHARPNESS = {"bind": 3.0, "read": 1.5, "answer": 2.0}
 """the product of the query's and the key's norms, as a multiple of the head's size"""
 STRENGTH = {"bind": 0.5, "read": 0.25, "answer": 1.0}
 """how much of an identifier a layer copies"""
@@ -42,7 +42,7 @@ BAND, SLOW, EVEN = (0.0015, 0.03), 3.5e-4, (0.003, 0.02)
 of those that compare contents; of those that see all words of a query alike"""
 KNEES = ((0.003, 300.0), (0.01, 70.0), (0.03, 22.0), (0.1, 7.0), (0.3, 2.5))
 """log(m + 0.001) as a sum of ramps: (where a ramp ends, its slope)"""
-TYPICAL = 15.7, 7.8, 13.3
+TYPICAL = 12.5, 7.8, 13.4
 """after the last reading layer and its norm: a word row's value at an identifier with m = 1, at TEXT, and at
 PLAIN for a word that says nothing"""
 
@@ -179,21 +179,22 @@ def _point(query: Tensor, key: Tensor, speed: Tensor, step: str) -> None:
 def _match(query: Tensor, key: Tensor, speed: Tensor, directions: Tensor) -> None:
     """Look by content: words at the visual tokens whose embeddings are near theirs.
 
-    Two dimensions are kept for flags: text does not look at text, and plain words look at everything. Visual
-    tokens look at their own identifier again, so that they do not copy those of tokens like themselves.
+    Three dimensions are kept for flags: text does not look at text, plain words look at everything, and all
+    rows that are no words look at markup, which holds no identifier.
     """
     half = len(speed)
-    rest, flat = half - 1, half - 2
-    slow = [n for n in range(half - 2) if speed[n] < SLOW]
+    rest, flat, sink = half - 1, half - 2, half - 3
+    slow = [n for n in range(half - 3) if speed[n] < SLOW]
     places = torch.tensor([*slow, *(n + half for n in slow)])
     turned = torch.linalg.qr(torch.randn(len(places), len(places)))[0] @ directions[: len(places)]
     query[places, :WORD_DIMS] = turned
     key[places, :WORD_DIMS] = turned
+    query[rest, TEXT] = key[rest, VISUAL] = 0.8
     for kind in (TEXT, MARKUP, LETTER):
-        query[rest, kind], key[rest, kind] = 0.8, -1.0
-    key[rest, VISUAL] = 0.8
-    near = _between(speed, BAND)
-    query[near, VISUAL], key[near, LETTER] = 6.0, 2.0
+        key[rest, kind] = -4.0
+    for kind in (VISUAL, MARKUP, LETTER):
+        query[sink, kind] = 6.0
+    key[sink, MARKUP] = 3.0
     query[flat, PLAIN], key[flat, VISUAL] = 1.0, 0.24
 
 

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from radical_rerank.embedded.packing import Packed, Placed, answer_loss, draw_identifiers, last_rows
 from radical_rerank.embedded.photos import WORD_DIMS
-from radical_rerank.embedded.photos.training.alignment import alignment_loss, encode_cells, recall, scores
+from radical_rerank.embedded.photos.training.alignment import (
+    alignment_loss,
+    drop_words,
+    encode_cells,
+    recall,
+    scores,
+)
 from radical_rerank.embedded.photos.training.decoder import in_decoder_units, start_decoder
 from radical_rerank.embedded.photos.training.features import Features, Photo, load_split
 from radical_rerank.embedded.photos.training.lists import Packer, draw_list
@@ -222,12 +228,14 @@ class AlignmentTraining(PhotoTraining):
         return self.plan.align_rate(self.step)
 
     def loss(self) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss of one view of some photographs, with all their captions."""
+        """Return the loss of one view of some photographs, with most words of all their captions."""
         rng = self.rng()
         captions = self.corpus.captions["train"]
         rows = np.sort(rng.permutation(len(captions))[: self.plan.align_pictures])
         features = Features(self.root, "train", int(rng.integers(self.plan.views)))
-        queries = [(words, place) for place, row in enumerate(rows) for words in captions[row]]
+        queries = [
+            (drop_words(rng, words), place) for place, row in enumerate(rows) for words in captions[row]
+        ]
         owner = torch.tensor([place for _, place in queries])
         tokens = encode_cells(self.model, *features.read(rows))
         return alignment_loss(self.model, tokens, [words for words, _ in queries], owner)
