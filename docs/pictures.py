@@ -35,7 +35,7 @@ def main() -> None:
     data = scene_lists(lists=LIST + 1)
     task = data.tasks[LIST]
     images = [data.picture(name) for name in task.candidates or ()]
-    reranker = Reranker(keep=0.2)
+    reranker = Reranker("scenes", keep=0.2)
     ranking = reranker.rank(task.text, images)
     survivors(task.text, images, ranking)
     signals(task.text, images, ranking, reranker)

@@ -11,6 +11,6 @@ nodes = [
     NodeWithScore(node=ImageNode(id_=f"scene {i}", image=data_uri(image).partition(",")[2]), score=0.0)
     for i, image in enumerate(images)
 ]
-postprocessor = RadicalPostprocessor(reranker=Reranker(keep=0.2), top_n=3)
+postprocessor = RadicalPostprocessor(reranker=Reranker("scenes", keep=0.2), top_n=3)
 for node in postprocessor.postprocess_nodes(nodes, query_str=query):
     print(node.node.node_id, round(node.score or 0.0, 3))

@@ -41,7 +41,7 @@ def run(source: str, name: str, scope: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="session")
 def embedded() -> Backbone:
-    return Backbone.from_pretrained()
+    return Backbone.from_pretrained("scenes")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ PRODUCT = ["method", "pruning", "backbones", "reranking", "retrieval", "service"
 ROOMS = ["errors", "files", "progress", *PRODUCT, "lab", "embedded", "cli"]
 EXCEPTIONS = {
     ("backbones/model.py", "embedded"): "the models that ship, and which one is the default",
-    ("reranking/calibration.py", "embedded"): "the generated lists that calibration runs on",
+    ("reranking/calibration.py", "embedded"): "the lists that calibration runs on, and samples to try",
     ("pruning/base.py", "backbones"): "the engine, bound when a method is used",
 }
 """the only imports from below, each at one place"""

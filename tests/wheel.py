@@ -9,11 +9,12 @@ import tempfile
 from importlib import metadata
 from pathlib import Path
 
-MEGABYTES = 20
+MEGABYTES = 60
 EXTRAS = {"matplotlib": "lab", "ir_measures": "lab", "fastapi": "serve", "ray": "ray", "faiss": "retrieval"}
 GROUPS = {
     "": ["", "rank", "calibrate", "methods", "demo", "eval", "datasets", "experiment", "serve"],
     "scenes": ["train", "evaluate", "card"],
+    "photos": ["train", "evaluate", "card"],
     "bench": ["prefill", "end-to-end", "throughput", "service", "attacks"],
 }
 COMMANDS = [[*group.split(), *command.split()] for group, commands in GROUPS.items() for command in commands]
@@ -28,7 +29,7 @@ def main(wheel: Path) -> None:
     from radical_rerank import RaDiCal, Reranker, generated_list
 
     query, images = generated_list(0)
-    ranking = Reranker(method=RaDiCal(keep=0.2)).rank(query, images)
+    ranking = Reranker("scenes", method=RaDiCal(keep=0.2)).rank(query, images)
     report = ranking.report
     assert len(ranking) == 20
     assert report is not None

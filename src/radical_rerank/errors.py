@@ -39,6 +39,10 @@ class OutOfWorldWarning(UserWarning):
     """A query or a picture that the embedded model was not made for."""
 
 
+class SmallModelWarning(UserWarning):
+    """The model that ranks is a small one that ships with the package."""
+
+
 class ScoringError(RadicalError):
     """The model's answer cannot be turned into a ranking."""
 

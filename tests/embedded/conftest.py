@@ -8,4 +8,4 @@ from radical_rerank.backbones import Backbone
 @pytest.fixture(scope="session")
 def embedded() -> Backbone:
     """The model that ships."""
-    return Backbone.from_pretrained()
+    return Backbone.from_pretrained("scenes")

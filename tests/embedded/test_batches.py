@@ -20,9 +20,16 @@ from radical_rerank.embedded.scenes.training.batches import (
     patchify,
 )
 from radical_rerank.embedded.scenes.training.losses import forward
-from radical_rerank.embedded.scenes.training.model import make_config, make_model, make_tokenizer, save_model
+from radical_rerank.embedded.scenes.training.model import (
+    TEMPLATE,
+    make_config,
+    make_image_processor,
+    make_model,
+    make_tokenizer,
+)
 from radical_rerank.embedded.scenes.training.prompts import Packer
 from radical_rerank.embedded.scenes.world import ATTRIBUTE_WORDS, Thing
+from radical_rerank.embedded.training import save_model
 
 
 def test_cell_labels() -> None:
@@ -51,7 +58,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 weight.normal_(std=0.05)
     folder = tmp_path_factory.mktemp("embedded")
-    save_model(folder, model, tokenizer)
+    save_model(folder, model, tokenizer, make_image_processor(), TEMPLATE)
     return folder
 
 

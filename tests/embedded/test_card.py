@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.embedded import DEFAULT_MODEL, MODELS
-from radical_rerank.embedded.scenes.card import write_card
+from radical_rerank.embedded import MODELS
+from radical_rerank.embedded.card import write_card
 from radical_rerank.embedded.scenes.figures import SceneEvaluation
 from radical_rerank.errors import InputError
 
-FOLDER = MODELS[DEFAULT_MODEL].folder
+FOLDER = MODELS["scenes"].folder
 
 
 def test_its_card_says_where_it_comes_from_and_what_was_measured(embedded: Backbone) -> None:
@@ -40,7 +40,7 @@ def test_its_card_is_what_the_command_writes(tmp_path: Path) -> None:
     assert commit
     assert remark
     copy = shutil.copytree(FOLDER, tmp_path / "model")
-    assert write_card(copy, commit[1], remark[0]).read_text(encoding="utf-8") == card
+    assert write_card("scenes", copy, commit[1], remark[0]).read_text(encoding="utf-8") == card
     (copy / "figures.json").unlink()
     with pytest.raises(InputError, match="figures"):
-        write_card(copy, commit[1])
+        write_card("scenes", copy, commit[1])

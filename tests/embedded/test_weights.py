@@ -15,11 +15,11 @@ from PIL import Image
 from radical_rerank import Profile, RaDiCal, Reranker
 from radical_rerank.backbones import Backbone
 from radical_rerank.cli import main
-from radical_rerank.embedded import DEFAULT_MODEL, MODELS
+from radical_rerank.embedded import MODELS
 from radical_rerank.embedded.scenes.lists import make_list
 from radical_rerank.errors import OutOfWorldWarning
 
-FOLDER = MODELS[DEFAULT_MODEL].folder
+FOLDER = MODELS["scenes"].folder
 
 
 def test_it_is_small_and_whole() -> None:
@@ -32,11 +32,11 @@ def test_it_is_small_and_whole() -> None:
 
 
 def test_it_loads_in_two_seconds() -> None:
-    Backbone.from_pretrained()  # what is imported once is not the model's time
+    Backbone.from_pretrained("scenes")  # what is imported once is not the model's time
     start = time.perf_counter()
-    reranker = Reranker.from_pretrained()
+    reranker = Reranker.from_pretrained("scenes")
     assert time.perf_counter() - start < 2
-    assert reranker.backbone.name == DEFAULT_MODEL
+    assert reranker.backbone.name == "scenes"
     assert reranker.window == 20
 
 
@@ -79,14 +79,14 @@ def test_the_command_line_uses_it(tmp_path: Path, capsys: pytest.CaptureFixture[
         paths.append(str(tmp_path / f"{number}.png"))
         image.save(paths[-1])
     with pytest.raises(SystemExit) as stop:
-        main(["rank", item.descriptions[0].text(), *paths, "--json"])
+        main(["rank", item.descriptions[0].text(), *paths, "--model", "scenes", "--json"])
     assert not stop.value.code
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["model"] == DEFAULT_MODEL
+    assert json.loads(captured.out)["model"] == "scenes"
     assert "warning" not in captured.err
     Image.new("RGB", (640, 480), "white").save(tmp_path / "photo.jpg")
     with pytest.raises(SystemExit):
-        main(["rank", "a red star", *paths, str(tmp_path / "photo.jpg")])
+        main(["rank", "a red star", *paths, str(tmp_path / "photo.jpg"), "--model", "scenes"])
     notes = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(notes) == 1
-    assert "for photographs, name a large model" in notes[0]
+    assert "for photographs, use the model photos or a large model" in notes[0]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from radical_rerank import RaDiCal, Reranker
-from radical_rerank.backbones import DEFAULT_MODEL, Backbone
+from radical_rerank.backbones import Backbone
 from radical_rerank.embedded.scenes.datasets import composed_lists, scene_gallery, scene_lists
 from radical_rerank.errors import InputError
 from radical_rerank.lab.bench.service import listening
@@ -29,7 +29,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 @pytest.fixture(scope="module")
 def reranker() -> Reranker:
-    return Reranker.from_pretrained(keep=0.3)
+    return Reranker.from_pretrained("scenes", keep=0.3)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def expected(reranker: Reranker) -> Ranking:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with listening(Backbone.from_pretrained(), patience=100.0) as url:
+    with listening(Backbone.from_pretrained("scenes"), patience=100.0) as url:
         yield url
 
 
@@ -161,7 +161,7 @@ def test_mteb(reranker: Reranker, expected: Ranking) -> None:
 
     model = RadicalSearch(reranker=reranker)
     assert isinstance(model, SearchProtocol)
-    assert model.mteb_model_meta.name == f"radical-rerank/{DEFAULT_MODEL}"
+    assert model.mteb_model_meta.name == "radical-rerank/scenes"
     corpus = Dataset.from_dict({"id": [f"d{i}" for i in range(5)], "image": [encoded(p) for p in PICTURES]})
     queries = Dataset.from_dict({"id": ["q"], "text": [QUERY]})
     model.index(corpus, task_metadata=None, hf_split="test", hf_subset="default", encode_kwargs={})

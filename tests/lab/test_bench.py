@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from radical_rerank import Reranker
-from radical_rerank.backbones import DEFAULT_MODEL, Backbone
+from radical_rerank.backbones import Backbone
 from radical_rerank.errors import ScoringError
 from radical_rerank.lab.bench.end_to_end import EndToEnd, growth, paper_backbone, run_end_to_end
 from radical_rerank.lab.bench.prefill import PROMPT_SHAPES, Bench, run_prefill
@@ -208,7 +208,7 @@ def test_throughput(tiny_folders: dict[str, Path]) -> None:
 @pytest.mark.slow
 def test_throughput_of_the_service() -> None:
     pytest.importorskip("fastapi", reason="the service is an extra")
-    results = run_throughput(DEFAULT_MODEL, lists=2, candidates=3, batch_sizes=(2,), clients=(1, 2), rounds=2)
+    results = run_throughput("scenes", lists=2, candidates=3, batch_sizes=(2,), clients=(1, 2), rounds=2)
     assert [(r.through, r.method, r.at_once) for r in results] == [
         ("rank_many", "dense", 2),
         ("rank_many", "radical 20%", 2),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def embedded() -> Backbone:
     """The model that ships with the package."""
-    return Backbone.from_pretrained()
+    return Backbone.from_pretrained("scenes")
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def serving(backbone: Backbone, **settings: Any) -> Iterator[TestClient]:
     from radical_rerank.service.backend import Local
     from radical_rerank.service.settings import Settings
 
-    chosen = Settings(**settings)
+    chosen = Settings(**{"model": "scenes"} | settings)
     app = create_app(chosen, Local(chosen, load=lambda: backbone))
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client

@@ -17,7 +17,7 @@ pytest.importorskip("fastapi", reason="the service is an extra")
 from fastapi.testclient import TestClient
 
 from radical_rerank import Reranker
-from radical_rerank.backbones import DEFAULT_MODEL, Backbone
+from radical_rerank.backbones import Backbone
 from radical_rerank.lab.bench.service import listening
 from radical_rerank.reranking import Ranking
 from radical_rerank.service import app as application
@@ -92,7 +92,7 @@ def test_a_composed_query_has_a_reference(client: TestClient, embedded: Backbone
 def test_coheres_own_client(url: str, expected: Ranking) -> None:
     cohere = pytest.importorskip("cohere", reason="the client of another service")
     client = cohere.ClientV2(api_key="none", base_url=url)
-    answer = client.rerank(model=DEFAULT_MODEL, query=QUERY, documents=[uri(p) for p in PICTURES], top_n=3)
+    answer = client.rerank(model="scenes", query=QUERY, documents=[uri(p) for p in PICTURES], top_n=3)
     assert [result.index for result in answer.results] == expected.order[:3]
     assert answer.results[0].relevance_score > answer.results[1].relevance_score
 
@@ -100,7 +100,7 @@ def test_coheres_own_client(url: str, expected: Ranking) -> None:
 def test_other_routes(client: TestClient) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ready"}
-    assert client.get("/v1/models").json()["data"][0]["id"] == DEFAULT_MODEL
+    assert client.get("/v1/models").json()["data"][0]["id"] == "scenes"
     assert "/v1/rerank" in client.get("/openapi.json").json()["paths"]
     assert "swagger" in client.get("/docs").text.lower()
     client.post("/rerank", json=body(2))
@@ -112,6 +112,7 @@ def test_other_routes(client: TestClient) -> None:
     )
     sample = client.get("/v1/sample?seed=4").json()
     assert len(sample["images"]) == 12
+    assert client.get("/v1/sample?world=moon").status_code == 404
     assert client.get("/v1/sample?seed=-1").status_code == 422
     assert client.get("/").text.startswith("<!doctype html>")
     for name in ("app.js", "style.css"):

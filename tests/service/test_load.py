@@ -17,7 +17,7 @@ pytest.importorskip("fastapi", reason="the service is an extra")
 import httpx
 from fastapi.testclient import TestClient
 
-from radical_rerank.backbones import DEFAULT_MODEL, Backbone
+from radical_rerank.backbones import Backbone
 from radical_rerank.lab.bench.service import listening, resident
 from radical_rerank.lab.bench.service import serving as running
 from radical_rerank.service import app as application
@@ -86,7 +86,7 @@ def test_memory_stays_flat(client: TestClient) -> None:
 
 @pytest.mark.slow
 def test_sigterm_lets_running_requests_end() -> None:
-    with running(DEFAULT_MODEL, within=90, patience=9) as (url, process):
+    with running("scenes", within=90, patience=9) as (url, process):
         query, images = draw_list(5, 40)
         documents = [uri(image) for image in images]
         with ThreadPoolExecutor(1) as pool:

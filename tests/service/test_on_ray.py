@@ -32,7 +32,9 @@ def url() -> Iterator[str]:
 
     port = free_port()
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    deploy(Settings(patience=100.0, deadline=120.0), port=port, max_replicas=2, upscale_delay=1.0)
+    deploy(
+        Settings(model="scenes", patience=100.0, deadline=120.0), port=port, max_replicas=2, upscale_delay=1.0
+    )
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()
     ray.shutdown()
@@ -61,7 +63,7 @@ def ask(url: str) -> httpx.Response:
 def test_the_same_service(url: str) -> None:
     answer = httpx.post(f"{url}/v1/rerank", json=body(return_pruning=True), timeout=120)
     assert answer.status_code == 200, answer.text
-    expected = Reranker.from_pretrained(keep=0.2).rank(QUERY, PICTURES)
+    expected = Reranker.from_pretrained("scenes", keep=0.2).rank(QUERY, PICTURES)
     assert [result["index"] for result in answer.json()["results"]] == expected.order
     assert answer.json()["pruning"][0]["method"] == "RaDiCal"
     refused = httpx.post(f"{url}/v1/rerank", json=body(documents=["words"]), timeout=60)
@@ -111,4 +113,4 @@ def test_max_replicas_must_be_at_least_replicas() -> None:
     from radical_rerank.service.on_ray import deploy
 
     with pytest.raises(InputError, match="max_replicas"):
-        deploy(Settings(), replicas=3, max_replicas=2)
+        deploy(Settings(model="scenes"), replicas=3, max_replicas=2)

@@ -54,7 +54,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with listening(Backbone.from_pretrained(), patience=100.0) as url:
+    with listening(Backbone.from_pretrained("scenes"), patience=100.0) as url:
         yield url
 
 
@@ -72,7 +72,7 @@ def page(browser: Any, url: str, request: pytest.FixtureRequest) -> Iterator[Any
 
 
 def rank_sample(page: Any) -> None:
-    page.get_by_role("button", name="Sample gallery").click()
+    page.get_by_role("button", name="Sample scenes").click()
     expect(page.locator("#pictures img")).to_have_count(12)
     assert page.locator("#query").input_value()
     page.get_by_role("button", name="Rank", exact=True).click()
@@ -132,7 +132,7 @@ def test_every_bad_file_of_several_shows_an_error(page: Any, tmp_path: Path) -> 
 
 
 def test_an_error_of_the_service_is_shown(page: Any) -> None:
-    page.get_by_role("button", name="Sample gallery").click()
+    page.get_by_role("button", name="Sample scenes").click()
     expect(page.locator("#pictures img")).to_have_count(12)
     page.evaluate("document.getElementById('query').required = false")
     page.locator("#query").fill("")
@@ -162,10 +162,10 @@ def test_accessibility(page: Any) -> None:
 
 
 def test_a_service_with_keys_asks_for_one(browser: Any) -> None:
-    with listening(Backbone.from_pretrained(), api_keys=["sesame"]) as url:
+    with listening(Backbone.from_pretrained("scenes"), api_keys=["sesame"]) as url:
         page = browser.new_page()
         page.goto(url)
-        page.get_by_role("button", name="Sample gallery").click()
+        page.get_by_role("button", name="Sample scenes").click()
         expect(page.locator("#pictures img")).to_have_count(12)
         page.get_by_role("button", name="Rank", exact=True).click()
         expect(page.locator("#status.error")).to_contain_text("key")

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with listening(Backbone.from_pretrained(), patience=100.0) as url:
+    with listening(Backbone.from_pretrained("scenes"), patience=100.0) as url:
         yield url
 
 

@@ -31,7 +31,7 @@ def layout_of(
         The layout to pass to `Pruner.on`.
 
     Example:
-        >>> backbone = Backbone.from_pretrained()
+        >>> backbone = Backbone.from_pretrained("scenes")
         >>> image = backbone.image_token_id
         >>> layout_of(backbone.model, [7, image, image, 8, image, image, 9, 9]).candidates
         (range(1, 3), range(4, 6))

@@ -165,7 +165,7 @@ class Backbone:
         image_processor: its image processor
 
     Example:
-        >>> backbone = Backbone.from_pretrained()
+        >>> backbone = Backbone.from_pretrained("scenes")
         >>> backbone.name, backbone.shape.num_layers
         ('scenes', 12)
     """

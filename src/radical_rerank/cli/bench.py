@@ -10,7 +10,6 @@ import typer
 
 from radical_rerank import progress as bars
 from radical_rerank.cli.common import AsJson, Keeps, Model, log, print_json, print_table
-from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.errors import InputError, MissingExtraError, needs_extra, unknown_name
 from radical_rerank.lab.paper import CANDIDATES, COUNTS
 
@@ -79,7 +78,7 @@ def _show_prefill(result: PrefillResult) -> None:
 
 @app.command("end-to-end")
 def end_to_end(
-    model: Model = DEFAULT_MODEL,
+    model: Model = "scenes",
     shape: Annotated[
         str | None, typer.Option(help="paper: a random model of 36 layers, pictures of 180 tokens.")
     ] = None,
@@ -149,7 +148,7 @@ def _show_end_to_end(results: Sequence[EndToEnd], exponents: dict[str, dict[str,
 
 
 @app.command()
-def throughput(model: Model = DEFAULT_MODEL, rounds: Rounds = 3, as_json: AsJson = False) -> None:
+def throughput(model: Model = "scenes", rounds: Rounds = 3, as_json: AsJson = False) -> None:
     """Measure lists per second of `rank_many` and of the service, one at a time and in batches."""
     from radical_rerank.lab.bench.throughput import run_throughput
 
@@ -171,7 +170,7 @@ def throughput(model: Model = DEFAULT_MODEL, rounds: Rounds = 3, as_json: AsJson
 
 @app.command()
 def service(
-    model: Model = DEFAULT_MODEL,
+    model: Model = "scenes",
     seconds: Annotated[float, typer.Option(min=1, help="How long the overload lasts.")] = 30.0,
     requests: Annotated[int, typer.Option(min=10, help="Requests over which memory is measured.")] = 2000,
     rounds: Rounds = 15,
@@ -200,7 +199,7 @@ def service(
 
 @app.command()
 def attacks(
-    model: Model = DEFAULT_MODEL,
+    model: Model = "scenes",
     seconds: Annotated[float, typer.Option(min=1, help="How long each attack lasts at least.")] = 12.0,
     only: Annotated[list[str] | None, typer.Option(help="Run only attacks whose names contain this.")] = None,
     as_json: AsJson = False,

@@ -17,6 +17,21 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; by default the accelerator if there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, …; by default what suits the device.")]
 Keeps = Annotated[list[float] | None, typer.Option("--keep", help="Budgets: --keep 0.2 0.1.")]
+# The commands of the models that ship.
+RunFolder = Annotated[
+    str, typer.Argument(help="The folder of the run. An unfinished run in it is continued.")
+]
+Seed = Annotated[int, typer.Option(help="Seeds the weights and all data.")]
+FiguresFile = Annotated[
+    str | None,
+    typer.Option(
+        help="Keep the figures in this JSON file, and the rankings in a folder beside it. If the run is "
+        "stopped, the same command continues it."
+    ),
+]
+TrainedFolder = Annotated[str, typer.Argument(help="The folder of a trained model, with its figures.json.")]
+TrainedAt = Annotated[str, typer.Option(help="The commit at which it was trained.")]
+Remark = Annotated[str, typer.Option(help="What else to say about the training.")]
 Model = Annotated[str, typer.Option(help="A model id or a folder; by default the embedded model.")]
 
 log = logging.getLogger("radical_rerank")

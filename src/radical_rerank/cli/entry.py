@@ -81,7 +81,8 @@ def rank(
     query: Annotated[str, typer.Argument(help="What to look for, in words.")],
     images: Annotated[list[str], typer.Argument(help="Image files, the candidates.", metavar="IMAGE...")],
     model: Annotated[
-        str, typer.Option(help="A model id or a folder; by default the small model of scenes that ships.")
+        str,
+        typer.Option(help="A model id or a folder; by default the small model of photographs that ships."),
     ] = DEFAULT_MODEL,
     method: Annotated[str, typer.Option(help="A name from `radical methods`.")] = "radical",
     keep: Annotated[float, typer.Option(help="The fraction of visual tokens to keep.")] = 0.2,
@@ -194,13 +195,13 @@ def methods(as_json: AsJson = False) -> None:
 
 @app.command()
 def demo(
-    out: Annotated[str, typer.Option(help="The folder to write the page to.")] = "demo",
-    queries: Annotated[int, typer.Option(min=1, help="How many queries.")] = 8,
-    size: Annotated[int, typer.Option(min=20, help="How many scenes the gallery has.")] = 1000,
+    out: Annotated[str, typer.Option(help="The folder to write the pages to.")] = "demo",
+    queries: Annotated[int, typer.Option(min=1, help="How many queries over the scenes.")] = 8,
+    size: Annotated[int, typer.Option(min=20, help="How many generated scenes there are.")] = 1000,
     as_json: AsJson = False,
 ) -> None:
-    """Search a gallery of generated scenes and rerank the results, dense and pruned."""
-    from radical_rerank.embedded.scenes.demo import run_demo
+    """Search photographs and generated scenes and rerank the results, dense and pruned."""
+    from radical_rerank.embedded.demo import run_demo
 
     run_demo(Path(out), queries=queries, size=size, as_json=as_json)
 

@@ -1,4 +1,4 @@
-"""`radical photos train` and `evaluate`."""
+"""`radical photos train`, `evaluate` and `card`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,36 @@ from typing import Annotated
 
 import typer
 
-from radical_rerank.cli.common import AsJson, log, print_figures
+from radical_rerank.cli.common import (
+    AsJson,
+    FiguresFile,
+    Remark,
+    RunFolder,
+    Seed,
+    TrainedAt,
+    TrainedFolder,
+    log,
+    print_figures,
+)
 from radical_rerank.progress import bar
 
-app = typer.Typer(help="The small model of photographs: train it, measure it.", no_args_is_help=True)
+app = typer.Typer(
+    help="The small model of photographs: train it, measure it, write its card.", no_args_is_help=True
+)
+
+
+Data = Annotated[str, typer.Option(help="The folder of Flickr8k: captions, splits and images.")]
 
 
 @app.command("train")
 def photos_train(
-    out: Annotated[str, typer.Argument(help="The folder of the run. An unfinished run in it is continued.")],
-    data: Annotated[str, typer.Option(help="The folder of Flickr8k: captions, splits and images.")],
+    out: RunFolder,
+    data: Data,
     stage: Annotated[
         list[str] | None,
         typer.Option(help="features, alignment or listwise; by default all three, in this order."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seeds the weights and all data.")] = 0,
+    seed: Seed = 0,
 ) -> None:
     """Train a small listwise reranker on photographs with captions."""
     from radical_rerank.embedded.photos.training.plan import Plan
@@ -34,18 +49,13 @@ def photos_train(
 
 @app.command("evaluate")
 def photos_evaluate(
+    data: Data,
     model: Annotated[
-        str, typer.Argument(help="The folder of a trained model, or the name of a shipped one.")
-    ],
-    data: Annotated[str, typer.Option(help="The folder of Flickr8k: captions, splits and images.")],
+        str,
+        typer.Option(help="The model in a folder of `radical photos train`; by default the one that ships."),
+    ] = "photos",
     lists: Annotated[int, typer.Option(min=1, help="Lists of the dev split per figure.")] = 1000,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            help="Keep the figures in this JSON file, and the rankings in a folder beside it. If the run is "
-            "stopped, the same command continues it."
-        ),
-    ] = None,
+    out: FiguresFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the figures of the model card on photographs that it was not trained on."""
@@ -55,3 +65,11 @@ def photos_evaluate(
     path = Path(out) if out else None
     figures = PhotoEvaluation(Backbone.from_pretrained(model), lists, path, bar, data=data).run()
     print_figures(figures, f"{model}, {lists} lists", as_json)
+
+
+@app.command("card")
+def photos_card(folder: TrainedFolder, commit: TrainedAt, remark: Remark = "") -> None:
+    """Write a trained model's card from its figures and its training log."""
+    from radical_rerank.embedded.card import write_card
+
+    log.info("wrote %s", write_card("photos", folder, commit, remark))

@@ -7,8 +7,17 @@ from typing import Annotated
 
 import typer
 
-from radical_rerank.cli.common import AsJson, log, print_figures
-from radical_rerank.embedded import DEFAULT_MODEL
+from radical_rerank.cli.common import (
+    AsJson,
+    FiguresFile,
+    Remark,
+    RunFolder,
+    Seed,
+    TrainedAt,
+    TrainedFolder,
+    log,
+    print_figures,
+)
 from radical_rerank.progress import bar
 
 app = typer.Typer(
@@ -20,15 +29,9 @@ app = typer.Typer(
 def scenes_evaluate(
     model: Annotated[
         str, typer.Option(help="A folder of `radical scenes train`; by default the model that ships.")
-    ] = DEFAULT_MODEL,
+    ] = "scenes",
     lists: Annotated[int, typer.Option(min=1, help="Held-out lists per figure.")] = 1000,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            help="Keep the figures in this JSON file, and the rankings in a folder beside it. If the run is "
-            "stopped, the same command continues it."
-        ),
-    ] = None,
+    out: FiguresFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the figures of the model card on held-out scenes."""
@@ -41,21 +44,17 @@ def scenes_evaluate(
 
 
 @app.command("card")
-def scenes_card(
-    folder: Annotated[str, typer.Argument(help="The folder of a trained model, with its figures.json.")],
-    commit: Annotated[str, typer.Option(help="The commit at which it was trained.")],
-    remark: Annotated[str, typer.Option(help="What else to say about the training.")] = "",
-) -> None:
+def scenes_card(folder: TrainedFolder, commit: TrainedAt, remark: Remark = "") -> None:
     """Write a trained model's card from its figures and its training log."""
-    from radical_rerank.embedded.scenes.card import write_card
+    from radical_rerank.embedded.card import write_card
 
-    log.info("wrote %s", write_card(folder, commit, remark))
+    log.info("wrote %s", write_card("scenes", folder, commit, remark))
 
 
 @app.command("train")
 def scenes_train(
-    out: Annotated[str, typer.Argument(help="The folder of the run. An unfinished run in it is continued.")],
-    seed: Annotated[int, typer.Option(help="Seeds the weights and all data.")] = 0,
+    out: RunFolder,
+    seed: Seed = 0,
     plan: Annotated[
         str | None, typer.Option(help="A JSON file of the fields that differ from the default plan.")
     ] = None,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from radical_rerank.embedded.scenes.drawing import IMAGE_SIZES
-from radical_rerank.errors import OutOfWorldWarning
+from radical_rerank.errors import OutOfWorldWarning, SmallModelWarning
+
+LARGE = '"Qwen/Qwen3-VL-4B-Instruct"'
+"""a model for real work"""
 
 
 @dataclass(frozen=True)
@@ -16,26 +20,37 @@ class ShippedModel:
 
     Args:
         folder: its files, in Hugging Face format
-        sizes: the (width, height) of the pictures that it was trained on
+        limits: what it is and is not, in one line
+        sizes: the (width, height) of the pictures that it was trained on; None for any
     """
 
     folder: Path
-    sizes: frozenset[tuple[int, int]]
+    limits: str
+    sizes: frozenset[tuple[int, int]] | None = None
 
-    def warn_of_other_worlds(self) -> None:
-        """Warn that a picture is not of the world that the model was trained on."""
-        warnings.warn(
-            "the embedded model knows only generated scenes: for photographs, name a large model, for "
-            'example "Qwen/Qwen3-VL-4B-Instruct"',
-            OutOfWorldWarning,
-            stacklevel=3,
-        )
+    def warn_of_limits(self, sizes: Iterable[tuple[int, int]]) -> None:
+        """Say what the model is and is not, if it ranks pictures of these sizes. Python shows it once."""
+        if self.sizes is None:
+            warnings.warn(self.limits, SmallModelWarning, stacklevel=2)
+        elif any(size not in self.sizes for size in sizes):
+            warnings.warn(self.limits, OutOfWorldWarning, stacklevel=2)
 
 
-DEFAULT_MODEL = "scenes"
+DEFAULT_MODEL = "photos"
 """the model that is used when none is named"""
 
+_HERE = Path(__file__).parent
 MODELS = {
-    "scenes": ShippedModel(Path(__file__).parent / "scenes" / "weights", frozenset(IMAGE_SIZES)),
+    "photos": ShippedModel(
+        _HERE / "photos" / "weights",
+        "photos is a small model, trained on 6,000 photographs of people, dogs and the outdoors: for real "
+        f"work, name a large model, for example {LARGE}",
+    ),
+    "scenes": ShippedModel(
+        _HERE / "scenes" / "weights",
+        "the model scenes knows only generated scenes: for photographs, use the model photos or a large "
+        f"model, for example {LARGE}",
+        frozenset(IMAGE_SIZES),
+    ),
 }
 """the models that ship, by name"""

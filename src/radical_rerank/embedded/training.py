@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from radical_rerank.embedded.muon import Muon
 from radical_rerank.files import replacing
 from radical_rerank.progress import Progress, silent
+from radical_rerank.reranking.prompt import TEMPLATE_FILE
 
 log = logging.getLogger("radical_rerank")
 
@@ -197,6 +198,15 @@ def make_optimizers(parameters: Parameters, lr: float) -> list[torch.optim.Optim
     ]
 
 
-def save_half_precision(folder: str | Path, model: Any) -> None:
-    """Write a model's weights in half precision, in Hugging Face format. The model itself is not changed."""
+def save_model(
+    folder: str | Path, model: Any, tokenizer: Any, image_processor: Any, template: Mapping[str, Any]
+) -> None:
+    """Write a model in Hugging Face format, its weights in half precision. The model itself is not changed.
+
+    template: its prompt, see `PromptTemplate`
+    """
+    folder = Path(folder)
     copy.deepcopy(model).half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    image_processor.save_pretrained(folder)
+    (folder / TEMPLATE_FILE).write_text(json.dumps(template, indent=1) + "\n", encoding="utf-8")

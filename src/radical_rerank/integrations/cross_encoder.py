@@ -22,7 +22,7 @@ class ImageCrossEncoder:
     Example:
         >>> from radical_rerank import generated_list
         >>> query, images = generated_list(0, candidates=5)
-        >>> model = ImageCrossEncoder(keep=0.2)
+        >>> model = ImageCrossEncoder("scenes", keep=0.2)
         >>> [hit["corpus_id"] for hit in model.rank(query, images, top_k=1)]
         [2]
         >>> int(model.predict([(query, image) for image in images]).argmax())

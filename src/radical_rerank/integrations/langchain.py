@@ -27,7 +27,7 @@ class RadicalCompressor(BaseDocumentCompressor):
         >>> from radical_rerank import generated_list
         >>> query, images = generated_list(0, candidates=5)
         >>> documents = [Document(f"scene {i}", metadata={"image": image}) for i, image in enumerate(images)]
-        >>> compressor = RadicalCompressor(reranker=Reranker(keep=0.2), top_n=1)
+        >>> compressor = RadicalCompressor(reranker=Reranker("scenes", keep=0.2), top_n=1)
         >>> [document.page_content for document in compressor.compress_documents(documents, query)]
         ['scene 2']
     """

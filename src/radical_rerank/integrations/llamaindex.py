@@ -28,7 +28,7 @@ class RadicalPostprocessor(BaseNodePostprocessor):
         >>> encoded = [data_uri(image).partition(",")[2] for image in images]
         >>> nodes = [ImageNode(id_=f"scene {i}", image=image) for i, image in enumerate(encoded)]
         >>> given = [NodeWithScore(node=node) for node in nodes]
-        >>> postprocessor = RadicalPostprocessor(reranker=Reranker(keep=0.2), top_n=1)
+        >>> postprocessor = RadicalPostprocessor(reranker=Reranker("scenes", keep=0.2), top_n=1)
         >>> [node.node.node_id for node in postprocessor.postprocess_nodes(given, query_str=query)]
         ['scene 2']
     """

@@ -28,7 +28,7 @@ class RadicalRanker(BaseRanker):  # type: ignore[misc, unused-ignore]
         >>> from radical_rerank import generated_list
         >>> from radical_rerank.reranking.encoding import data_uri
         >>> query, images = generated_list(0, candidates=5)
-        >>> ranker = RadicalRanker(keep=0.2)
+        >>> ranker = RadicalRanker("scenes", keep=0.2)
         >>> ranker.rank(query, [data_uri(image) for image in images]).top_k(1)[0].doc_id
         2
     """

@@ -196,7 +196,7 @@ def diagnose(
 
     Example:
         >>> from radical_rerank import generated_list
-        >>> diagnosis = diagnose(Backbone.from_pretrained(), [generated_list(0, candidates=4)])
+        >>> diagnosis = diagnose(Backbone.from_pretrained("scenes"), [generated_list(0, candidates=4)])
         >>> diagnosis.lists, len(diagnosis.z)
         (1, 12)
     """

@@ -58,7 +58,7 @@ class Runner:
         >>> data = Dataset("example", [task], lambda name: images[int(name)])
         >>> records = Records()
         >>> cells = [Cell("Dense", "dense"), Cell("FastV 20%", "fastv", 0.2)]
-        >>> Runner(Backbone.from_pretrained()).run(data, cells, records)
+        >>> Runner(Backbone.from_pretrained("scenes")).run(data, cells, records)
         >>> [record["measures"]["R@1"] for record in records.claimed()]
         [1.0, 1.0]
     """

@@ -95,7 +95,7 @@ def summarize(records: Iterable[dict[str, Any]], paper: Mapping[str, float] | No
         >>> query, images = generated_list(0, candidates=4)
         >>> task = Task("q1", query, {"0": 1}, candidates=("0", "1", "2", "3"))
         >>> data = Dataset("example", [task], lambda name: images[int(name)])
-        >>> runner = Runner(Backbone.from_pretrained())
+        >>> runner = Runner(Backbone.from_pretrained("scenes"))
         >>> (row,) = summarize(runner.records_of(data, 0, [Cell("Dense", "dense")]))
         >>> row.name, row.measures["MRR@10"]
         ('Dense', 100.0)

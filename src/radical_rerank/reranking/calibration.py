@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ log = logging.getLogger("radical_rerank")
 
 CALIBRATION_LISTS = 8
 CALIBRATION_CANDIDATES = 20
+SAMPLE_IMAGES = 12
+"""generated scenes in a list to try"""
 
 
 @dataclass(kw_only=True)
@@ -57,10 +60,29 @@ def generated_list(
         >>> len(images)
         5
     """
-    from radical_rerank.embedded.scenes.lists import make_list  # the one place that uses the generated world
+    from radical_rerank.embedded.scenes.lists import make_list
 
     item = make_list(split, seed, candidates)
     return item.descriptions[0].text(), item.images
+
+
+def sample_worlds() -> list[str]:
+    """Return the worlds that `sample_list` can draw from here."""
+    return [*(["photos"] if find_spec("skimage") else []), "scenes"]
+
+
+def sample_list(world: str, seed: int) -> tuple[str, Sequence[Document]]:
+    """Return a query and pictures to try a model on.
+
+    Args:
+        world: "scenes", or "photos" for scikit-image's sample pictures
+        seed: draws the query, and the scenes
+    """
+    if world == "scenes":
+        return generated_list(seed, SAMPLE_IMAGES)
+    from radical_rerank.embedded.photos.pictures import ASKED, sample_pictures
+
+    return list(ASKED)[seed % len(ASKED)], sample_pictures()
 
 
 def calibrate(
@@ -80,7 +102,7 @@ def calibrate(
         The model's trust profile.
 
     Example:
-        >>> profile = calibrate(Backbone.from_pretrained(), [generated_list(0, candidates=4)])
+        >>> profile = calibrate(Backbone.from_pretrained("scenes"), [generated_list(0, candidates=4)])
         >>> profile.lists, len(profile.layers)
         (1, 12)
     """

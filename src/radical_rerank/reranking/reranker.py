@@ -90,7 +90,7 @@ class Reranker:
         options: options of the method
 
     Example:
-        >>> reranker = Reranker(method="radical", keep=0.2)
+        >>> reranker = Reranker("scenes", method="radical", keep=0.2)
         >>> query, images = generated_list(0, candidates=8)
         >>> ranking = reranker.rank(query, images, top_k=3)
         >>> len(ranking), ranking[0].index

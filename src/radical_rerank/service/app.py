@@ -27,8 +27,8 @@ import radical_rerank
 from radical_rerank.pruning import METHODS, build
 from radical_rerank.reranking import Query as RankQuery
 from radical_rerank.reranking import Ranking
-from radical_rerank.reranking.calibration import generated_list
-from radical_rerank.reranking.encoding import data_uri
+from radical_rerank.reranking.calibration import sample_list, sample_worlds
+from radical_rerank.reranking.encoding import data_uri, load_image
 from radical_rerank.service.backend import Backend, Local
 from radical_rerank.service.documents import ParsedRequest
 from radical_rerank.service.errors import ServiceError, disconnected
@@ -52,7 +52,6 @@ STATIC_FILES = {
     "paint.js": "text/javascript; charset=utf-8",
 }
 """what the page loads, with its media type"""
-SAMPLE_IMAGES = 12
 
 
 def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
@@ -291,13 +290,18 @@ def _page_routes(settings: Settings, backend: Backend) -> APIRouter:
             "method": settings.method,
             "keep": settings.keep,
             "methods": [name for name in METHODS if name != "dense"],
+            "samples": sample_worlds(),
             "locked": bool(settings.api_keys),
             "profile": await backend.profile(),
         }
 
     @router.get("/v1/sample")
-    async def sample(seed: Annotated[int, Query(ge=0, lt=100_000)] = 0) -> dict[str, Any]:
-        return await asyncio.to_thread(_sample, seed)
+    async def sample(
+        world: str = "scenes", seed: Annotated[int, Query(ge=0, lt=100_000)] = 0
+    ) -> dict[str, Any]:
+        if world not in sample_worlds():
+            raise HTTPException(404, f"no samples of {world!r}; there are: {', '.join(sample_worlds())}")
+        return await asyncio.to_thread(_sample, world, seed)
 
     @router.get("/", response_class=HTMLResponse)
     async def page() -> str:
@@ -312,7 +316,8 @@ def _page_routes(settings: Settings, backend: Backend) -> APIRouter:
     return router
 
 
-def _sample(seed: int) -> dict[str, Any]:
-    """Return a generated query and its images, for the page's sample gallery."""
-    query, images = generated_list(seed, SAMPLE_IMAGES)
-    return {"query": query, "images": [data_uri(image) for image in images]}
+def _sample(world: str, seed: int) -> dict[str, Any]:
+    """Return a query and its images, for the page's sample galleries."""
+    query, documents = sample_list(world, seed)
+    kind = "PNG" if world == "scenes" else "JPEG"
+    return {"query": query, "images": [data_uri(load_image(document), kind) for document in documents]}

@@ -67,7 +67,7 @@ class Rerankers:
         backbone: the model
 
     Example:
-        >>> rerankers = Rerankers(Backbone.from_pretrained())
+        >>> rerankers = Rerankers(Backbone.from_pretrained("scenes"))
         >>> rerankers("radical", 0.2) is rerankers("radical", 0.2)
         True
     """

@@ -42,7 +42,7 @@ def test_a_killed_run_ends_in_the_same_state(corpus_folder: Path, tmp_path: Path
     assert 0 < logs_of(whole, "listwise")[-1]["dev MRR@10"] <= 1
 
     # The finished model ranks pictures like any other, and its embedder searches them.
-    reranker = Reranker(whole / "listwise", "random", keep=0.5)
+    reranker = Reranker(whole / "model", "random", keep=0.5)
     images = [corpus_folder / "images" / f"{number}.jpg" for number in range(4)]
     assert sorted(reranker.rank("a red wall", images).order) == [0, 1, 2, 3]
     embedder = PhotoEmbedder(reranker.backbone)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from radical_rerank.embedded.photos.embedder import PhotoEmbedder
+from radical_rerank.embedded.photos.pictures import ASKED, sample_pictures
 from radical_rerank.errors import InputError
 from radical_rerank.lab.caption_sets import flickr8k
 from radical_rerank.lab.datasets import Dataset, LazySequence, Task
@@ -70,6 +71,13 @@ def photo_lists(
         return Task(str(number), asked.text, asked.relevant, candidates=tuple(others))
 
     return Dataset("photos", LazySequence(total, task), gallery.picture)
+
+
+def sample_gallery() -> Dataset:
+    """Return scikit-image's sample pictures as a small gallery, with a plain query for each."""
+    files = {file.name: file for file in sample_pictures()}
+    tasks = [Task(str(number), query, {name: 1}) for number, (query, name) in enumerate(ASKED.items())]
+    return Dataset("sample-pictures", tasks, files.__getitem__, list(files))
 
 
 def testbed(folder: str | Path | None) -> Testbed:

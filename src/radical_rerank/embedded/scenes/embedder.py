@@ -31,7 +31,7 @@ class SceneEmbedder:
     Example:
         >>> from radical_rerank.embedded.scenes.lists import make_list
         >>> item = make_list("test", 1, 4)
-        >>> embedder = SceneEmbedder(Backbone.from_pretrained())
+        >>> embedder = SceneEmbedder(Backbone.from_pretrained("scenes"))
         >>> queries = embedder.embed_queries([item.descriptions[0].text()])
         >>> scores = queries @ embedder.embed_images(item.images).T
         >>> scores.shape, int(scores.argmax()) == item.targets[0]

@@ -65,12 +65,14 @@ $("files").addEventListener("change", async event => {
   event.target.value = ""; // allows choosing the same file again
 });
 $("clear").addEventListener("click", clear);
-$("sample").addEventListener("click", async () => {
+for (const button of document.querySelectorAll(".sample")) button.addEventListener("click", async () => {
   clear();
-  say("loading a sample gallery …");
+  say("loading samples …");
+  const { world } = button.dataset;
   try {
-    const sample = await call(`/v1/sample?seed=${Math.floor(Math.random() * 1000)}`);
-    for (const [i, uri] of sample.images.entries()) await add(uri, `scene ${i + 1}`);
+    const sample = await call(`/v1/sample?world=${world}&seed=${Math.floor(Math.random() * 1000)}`);
+    const name = world === "photos" ? "photograph" : "scene";
+    for (const [i, uri] of sample.images.entries()) await add(uri, `${name} ${i + 1}`);
     $("query").value = sample.query;
     say(`${count()}; press Rank`);
   } catch (error) { say(error.message, true); }
@@ -190,6 +192,8 @@ try {
   $("lock").hidden = !about.locked;
   $("keep").value = Math.round(100 * about.keep);
   $("keep").dispatchEvent(new Event("input"));
+  for (const button of document.querySelectorAll(".sample"))
+    button.hidden = !about.samples.includes(button.dataset.world);
   for (const name of about.methods) {
     const option = make($("method"), "option", name);
     option.value = name;

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
@@ -15,8 +14,6 @@ from radical_rerank.embedded.photos import WORD_DIMS
 
 LATE, POOLED = 4.2, 21.0
 """inverse temperatures of the two scores"""
-DROPPED = 0.2
-"""the part of the words that a query loses in training, so that no single word is learned by heart"""
 
 
 def encode_cells(model: Any, last: Tensor, fine: Tensor) -> Tensor:
@@ -84,12 +81,6 @@ def alignment_loss(
     right = {name: (score.argmax(dim=1) == owner).float().mean().item() for name, score in
              (("late", late), ("pooled", pooled))}  # fmt: skip
     return loss, right
-
-
-def drop_words(rng: np.random.Generator, words: Sequence[int]) -> Sequence[int]:
-    """Return a query without some of its words, or as it is if none would be left."""
-    kept = [word for word, drawn in zip(words, rng.random(len(words)), strict=True) if drawn >= DROPPED]
-    return kept or words
 
 
 def recall(score: Tensor, at: Sequence[int]) -> dict[str, float]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +12,7 @@ from torch.nn.functional import normalize
 from radical_rerank.backbones.lite_vision import STRIDE, InternVLLite, InternVLLiteConfig
 from radical_rerank.embedded.photos import WORD_DIMS
 from radical_rerank.embedded.photos.training.sources import START, Words, class_names, lite0_weights
-from radical_rerank.embedded.training import save_half_precision
-from radical_rerank.reranking.prompt import IDENTIFIERS, TEMPLATE_FILE
+from radical_rerank.reranking.prompt import IDENTIFIERS
 
 SIDE = 288
 """pixels along each side of a picture"""
@@ -168,12 +165,3 @@ def _start_projector(projector: Any) -> None:
     # Nothing else flows into these before the decoder uses them.
     projector.linear_2.weight[WORD_DIMS:] = 0
     projector.linear_2.bias[WORD_DIMS:] = 0
-
-
-def save_model(folder: str | Path, model: Any, tokenizer: Any) -> None:
-    """Write weights in half precision, tokenizer, image processor and prompt, in Hugging Face format."""
-    folder = Path(folder)
-    save_half_precision(folder, model)
-    tokenizer.save_pretrained(folder)
-    make_image_processor().save_pretrained(folder)
-    (folder / TEMPLATE_FILE).write_text(json.dumps(TEMPLATE, indent=1) + "\n", encoding="utf-8")

@@ -47,7 +47,7 @@ class Plan:
     seed: int = 0
     num_layers: int = 12
     views: int = 3
-    align_steps: int = 400
+    align_steps: int = 600
     align_pictures: int = 128
     align_lr: float = 2e-3
     phases: tuple[Phase, ...] = (Phase(700, 10, 6, 30), Phase(500, 20, 10, 40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections import Counter
@@ -14,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from radical_rerank.backbones import Backbone
 from radical_rerank.embedded.packing import Packed, Placed, answer_loss, draw_identifiers, last_rows
 from radical_rerank.embedded.photos import WORD_DIMS
+from radical_rerank.embedded.photos.datasets import photo_lists
 from radical_rerank.embedded.photos.training.alignment import (
     alignment_loss,
-    drop_words,
     encode_cells,
     recall,
     scores,
@@ -29,16 +31,20 @@ from radical_rerank.embedded.photos.training.lists import Packer, draw_list
 from radical_rerank.embedded.photos.training.model import (
     LEAST_WEIGHT,
     SPECIAL,
+    TEMPLATE,
     make_config,
+    make_image_processor,
     make_model,
     make_tokenizer,
-    save_model,
 )
 from radical_rerank.embedded.photos.training.plan import Plan
 from radical_rerank.embedded.photos.training.sources import START, class_names, minilm_words
-from radical_rerank.embedded.training import Training, make_optimizers
+from radical_rerank.embedded.training import Training, make_optimizers, save_model
 from radical_rerank.errors import InputError
 from radical_rerank.progress import Progress, silent
+from radical_rerank.pruning.profile import PROFILE_FILE
+from radical_rerank.reranking import calibrate
+from radical_rerank.reranking.calibration import CALIBRATION_LISTS
 
 log = logging.getLogger("radical_rerank")
 
@@ -93,6 +99,7 @@ class Corpus:
     """
 
     def __init__(self, data: str | Path) -> None:
+        self.folder = data
         self.photos: dict[str, list[Photo]] = {split: load_split(data, split) for split in ("train", "dev")}
         texts = [text for photo in self.photos["train"] for text in photo.captions]
         self.words = minilm_words(WORD_DIMS, [*texts, *class_names()])
@@ -228,14 +235,12 @@ class AlignmentTraining(PhotoTraining):
         return self.plan.align_rate(self.step)
 
     def loss(self) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss of one view of some photographs, with most words of all their captions."""
+        """Return the loss of one view of some photographs, with all their captions."""
         rng = self.rng()
         captions = self.corpus.captions["train"]
         rows = np.sort(rng.permutation(len(captions))[: self.plan.align_pictures])
         features = Features(self.root, "train", int(rng.integers(self.plan.views)))
-        queries = [
-            (drop_words(rng, words), place) for place, row in enumerate(rows) for words in captions[row]
-        ]
+        queries = [(words, place) for place, row in enumerate(rows) for words in captions[row]]
         owner = torch.tensor([place for _, place in queries])
         tokens = encode_cells(self.model, *features.read(rows))
         return alignment_loss(self.model, tokens, [words for words, _ in queries], owner)
@@ -351,6 +356,17 @@ class ListwiseTraining(PhotoTraining):
         return {"dev MRR@10": sum(gains) / max(1, len(gains))}
 
     def finish(self) -> None:
-        """Write weights, tokenizer, image processor and prompt in Hugging Face format."""
+        """Write the model in Hugging Face format, with its trust profile and the logs of both stages."""
+        folder = self.root / "model"
         self.model.requires_grad_(True)
-        save_model(self.folder, self.model, self.corpus.tokenizer)
+        save_model(folder, self.model, self.corpus.tokenizer, make_image_processor(), TEMPLATE)
+        logs = {stage: self.root / stage / self.log.name for stage in ("alignment", "listwise")}
+        lines = [
+            json.dumps({"stage": stage, **json.loads(line)}) + "\n"
+            for stage, path in logs.items()
+            for line in path.read_text(encoding="utf-8").splitlines()
+        ]
+        (folder / self.log.name).write_text("".join(lines), encoding="utf-8")
+        lists = photo_lists(self.corpus.folder, lists=CALIBRATION_LISTS, split="train")
+        asked = [(task.text, [lists.picture(name) for name in task.candidates or ()]) for task in lists.tasks]
+        calibrate(Backbone.from_pretrained(folder), asked).save(folder / PROFILE_FILE)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import string
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from radical_rerank.embedded.scenes.world import ATTRIBUTE_WORDS
-from radical_rerank.embedded.training import save_half_precision
-from radical_rerank.reranking.prompt import IDENTIFIERS, TEMPLATE_FILE
+from radical_rerank.reranking.prompt import IDENTIFIERS
 
 SPECIAL = (
     "<|pad|>",
@@ -179,12 +176,3 @@ def make_model(config: Any, seed: int) -> Any:
         nn.init.normal_(model.model.visual.pos_embed.weight, std=0.2)
     model.tie_weights()
     return model
-
-
-def save_model(folder: str | Path, model: Any, tokenizer: Any) -> None:
-    """Write weights in half precision, tokenizer, image processor and prompt, in Hugging Face format."""
-    folder = Path(folder)
-    save_half_precision(folder, model)
-    tokenizer.save_pretrained(folder)
-    make_image_processor().save_pretrained(folder)
-    (folder / TEMPLATE_FILE).write_text(json.dumps(TEMPLATE, indent=1) + "\n", encoding="utf-8")

@@ -15,16 +15,17 @@ from radical_rerank.embedded.scenes.training.alignment import alignment_batch, c
 from radical_rerank.embedded.scenes.training.batches import OTHER_WORDS, SHRINK
 from radical_rerank.embedded.scenes.training.losses import Helpers, ranking_loss
 from radical_rerank.embedded.scenes.training.model import (
+    TEMPLATE,
     make_config,
+    make_image_processor,
     make_model,
     make_tokenizer,
-    save_model,
     word_ids,
 )
 from radical_rerank.embedded.scenes.training.plan import Phase, Plan
 from radical_rerank.embedded.scenes.training.prompts import Packer, draw_composed, draw_lists, draw_questions
 from radical_rerank.embedded.scenes.world import ATTRIBUTE_WORDS
-from radical_rerank.embedded.training import Training, make_optimizers
+from radical_rerank.embedded.training import Training, make_optimizers, save_model
 from radical_rerank.errors import InputError
 from radical_rerank.progress import Progress, silent
 
@@ -210,4 +211,4 @@ class SceneTraining(Training):
     def finish(self) -> None:
         """Write weights, tokenizer, image processor and prompt in Hugging Face format."""
         self.model.requires_grad_(True)
-        save_model(self.folder, self.model, self.tokenizer)
+        save_model(self.folder, self.model, self.tokenizer, make_image_processor(), TEMPLATE)

@@ -1,4 +1,4 @@
-"""The demo: search a gallery of scenes by embedding, then rerank the candidates, unpruned and pruned."""
+"""The demo: search a gallery by embedding, then rerank the candidates, unpruned and pruned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import logging
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from radical_rerank.backbones import Backbone
+from radical_rerank.embedded.photos.datasets import sample_gallery
+from radical_rerank.embedded.photos.embedder import PhotoEmbedder
 from radical_rerank.embedded.scenes.datasets import scene_gallery
 from radical_rerank.embedded.scenes.embedder import SceneEmbedder
+from radical_rerank.lab.datasets import Dataset
 from radical_rerank.lab.first_stage import retrieve
 from radical_rerank.lab.page import PageRow, Section, write_page
 from radical_rerank.lab.paper import CANDIDATES
 from radical_rerank.reranking import Ranking, Reranker
 from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, VisionCache, load_image
+from radical_rerank.retrieval import Embedder
 
 log = logging.getLogger("radical_rerank")
 
@@ -30,49 +35,76 @@ COMPARED = (("dense", 1.0), ("radical", 0.2), ("radical", 0.1))
 """(method, fraction of visual tokens kept)"""
 RUNS = 3
 """timed runs per ranking"""
+READING = (
+    "Candidates are found by embedding and ranked listwise. Move a slider to see which visual tokens are "
+    "alive after each stage: the bright ones are, the grey ones were dropped. A green frame marks a match."
+)
 
 
-def run_demo(out: str | Path, *, queries: int = 8, size: int = 1000, as_json: bool = False) -> Path:
-    """Run the demo, print its tables and write its page.
+@dataclass(frozen=True)
+class World:
+    """Pictures to search, and the model that knows them.
 
     Args:
-        out: the folder of the page
-        queries: how many queries
+        model: the name of a model that ships; also of its page
+        what: what the pictures are
+        data: the gallery and the queries
+        embedder: the first stage
+    """
+
+    model: str
+    what: str
+    data: Dataset
+    embedder: Callable[[Backbone], Embedder]
+
+
+def run_demo(out: str | Path, *, queries: int = 8, size: int = 1000, as_json: bool = False) -> list[Path]:
+    """Run the demo on photographs and on generated scenes, print its tables and write its pages.
+
+    Args:
+        out: the folder of the pages
+        queries: how many queries over the scenes
         size: scenes in the gallery, at least 20
         as_json: print JSON instead of tables
 
     Returns:
-        The path of the page.
+        The paths of the pages.
     """
-    data = scene_gallery(size=size, queries=queries, seed=1)
-    backbone = Backbone.from_pretrained()
-    log.info("embedding a gallery of %d generated scenes", size)
-    pools = retrieve(data, SceneEmbedder(backbone), CANDIDATES)
+    worlds = [
+        World("photos", "scikit-image's sample pictures", sample_gallery(), PhotoEmbedder),
+        World("scenes", "generated scenes", scene_gallery(size=size, queries=queries, seed=1), SceneEmbedder),
+    ]
+    results = [_show(world, Path(out), as_json) for world in worlds]
+    if as_json:
+        sys.stdout.write(json.dumps(results, indent=1) + "\n")
+    return [Path(result["page"]) for result in results]
+
+
+def _show(world: World, out: Path, as_json: bool) -> dict[str, Any]:
+    """Rank the queries of one world. Prints its tables, writes its page and returns its facts."""
+    data, backbone = world.data, Backbone.from_pretrained(world.model)
+    log.info("embedding %d pictures: %s", len(data.gallery), world.what)
+    pools = retrieve(data, world.embedder(backbone), CANDIDATES)
     cache = VisionCache(VISION_CACHE_BYTES)
     rerankers = [Reranker(backbone, method, keep=keep, vision_cache=cache) for method, keep in COMPARED]
     rows, sections = [], []
     for task in data.tasks:
         names = [name for name, _ in pools[task.id]]
         relevant = [place for place, name in enumerate(names) if name in task.relevant]
-        log.info("ranking %d candidates for “%s”", CANDIDATES, task.text)
+        log.info("ranking %d candidates for “%s”", len(names), task.text)
         row, section = _ranked(rerankers, task.text, [load_image(data.picture(n)) for n in names], relevant)
         rows.append(row)
         sections.append(section)
     intro = (
-        f"{CANDIDATES} candidates from a gallery of {size} generated scenes, found by embedding and ranked "
-        "listwise by the small model that ships with the package. Move a slider to see which visual tokens "
-        "are alive after each stage: the bright ones are, the grey ones were dropped. A green frame marks a "
-        "match."
+        f"Pictures: {world.what}, {len(data.gallery)} in all. Model: {world.model}, which ships. {READING}"
     )
-    page = write_page(Path(out) / "index.html", "What decided the order", intro, sections)
-    if as_json:
-        sys.stdout.write(json.dumps({"gallery": size, "rows": rows, "page": str(page)}, indent=1) + "\n")
-    else:
+    page = write_page(out / f"{world.model}.html", "What decided the order", intro, sections)
+    if not as_json:
         methods = [_name(reranker) for reranker in rerankers]
-        _print_ranks(rows, methods)
+        _print_ranks(rows, methods, world.what)
         _print_means(rows, methods)
     log.info("the candidates in order, with their tokens: %s", page)
-    return page
+    return {"model": world.model, "gallery": len(data.gallery), "rows": rows, "page": str(page)}
 
 
 def _ranked(
@@ -127,8 +159,8 @@ def _name(reranker: Reranker) -> str:
     return method if reranker.pruner.keep == 1 else f"{method} {reranker.pruner.keep:.0%}"
 
 
-def _print_ranks(rows: Sequence[dict[str, Any]], methods: Sequence[str]) -> None:
-    title = f"rank of the first match among {CANDIDATES} candidates"
+def _print_ranks(rows: Sequence[dict[str, Any]], methods: Sequence[str], what: str) -> None:
+    title = f"rank of the first match; {what}"
     table = Table(title=title, title_justify="left")
     table.add_column("query", overflow="fold")
     for name in ("first stage", *methods):

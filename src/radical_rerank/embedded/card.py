@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,20 @@ from radical_rerank.files import replacing
 PAUSE = 12
 """a step that took this many times as long as usual was paused"""
 
-_COUNTS = ("lists", "questions")
-_LABELS = {"signals": "", "questions": "right answers, "}
+_COUNTS = ("lists", "questions", "queries", "pictures")
+_LABELS = {
+    "signals": "",
+    "questions": "right answers, ",
+    "first stage": "first stage, ",
+    "plain words": "plain words, right picture first, ",
+}
 
 
-def write_card(folder: str | Path, commit: str, remark: str = "") -> Path:
+def write_card(world: str, folder: str | Path, commit: str, remark: str = "") -> Path:
     """Write `README.md` to the folder of a trained model.
 
     Args:
+        world: "scenes" or "photos"; its `card.md` is the template
         folder: with the model, `training_log.jsonl` and `figures.json` (see `radical scenes evaluate`)
         commit: at which the model was trained
         remark: what else to say about the training
@@ -33,14 +40,14 @@ def write_card(folder: str | Path, commit: str, remark: str = "") -> Path:
         >>> from radical_rerank.embedded import MODELS
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     copy = shutil.copytree(MODELS["scenes"].folder, Path(folder) / "model")
-        ...     write_card(copy, "0" * 40).name
+        ...     write_card("scenes", copy, "0" * 40).name
         'README.md'
     """
     folder = Path(folder)
     data = _read(folder / "figures.json")
     config = _read(folder / "config.json")["text_config"]
     figures = data["figures"]
-    template = (resources.files("radical_rerank.embedded.scenes") / "card.md").read_text(encoding="utf-8")
+    template = (resources.files(f"radical_rerank.embedded.{world}") / "card.md").read_text(encoding="utf-8")
     text = template.format(
         parameters=sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 2e6,
         layers=config["num_hidden_layers"],
@@ -75,7 +82,7 @@ def _training_facts(path: Path) -> dict[str, Any]:
         "pauses": f"; {paused} steps during which the process was paused count as {PAUSE} usual steps each"
         if paused
         else "",
-        "validation": [record["validation R@1"] for record in log if "validation R@1" in record][-1],
+        "validation": next((r["validation R@1"] for r in reversed(log) if "validation R@1" in r), math.nan),
     }
 
 
@@ -97,7 +104,7 @@ def _signal_rows(figures: dict[str, dict[str, float]]) -> list[str]:
         if key not in _COUNTS
     ]
     agreement = figures["H_norm"]["Pearson r"]
-    return [*rows, f"| H_norm on two data sets with different seeds, Pearson's r | {agreement:.4f} |"]
+    return [*rows, f"| H_norm on two data sets, Pearson's r | {agreement:.4f} |"]
 
 
 def _read(path: Path) -> Any:
