@@ -404,8 +404,8 @@ class Encoder:
         """Return the features of each picture; with the encoder's signals if requested."""
         encoded: dict[str, ImageFeatures] = {}
         new: dict[str, Picture] = {}
-        with clock("preprocess"):
-            keys = [content_key(picture.image, picture.max_tokens, signals) for picture in pictures]
+        with clock("preprocess"), ThreadPoolExecutor(THREADS) as pool:
+            keys = list(pool.map(lambda p: content_key(p.image, p.max_tokens, signals), pictures))
             for key, picture in zip(keys, pictures, strict=True):
                 if key in encoded or key in new:
                     continue

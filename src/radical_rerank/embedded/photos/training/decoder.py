@@ -3,6 +3,7 @@
 It is late interaction, written as attention. Each step is a few layers.
 
 bind    A visual token copies the identifier of its candidate: the nearest one before it.
+look    A word looks for visual tokens that match it, and copies nothing: pruning has a look before the reading.
 read    A word looks for visual tokens that match it and copies their identifiers. Its row then holds m_j, the
         share of its attention that candidate j got.
 weigh   An MLP turns m_j into w · (log(m_j + ε) + c), w the weight of the word: adding up logarithms asks for
@@ -35,14 +36,16 @@ MARKUP, PLAIN, TEXT, VISUAL, LETTER = 251, 252, 253, 254, 255
 
 SHARPNESS = {"bind": 3.0, "read": 1.5, "answer": 2.0}
 """the product of the query's and the key's norms, as a multiple of the head's size"""
-STRENGTH = {"bind": 0.5, "read": 0.25, "answer": 1.0}
+LOOKS = (0.3, 0.3, 1.8, 1.8, 1.1, 1.1, 1.1)
+"""the same for the layers that look, in turn: attention is more concentrated in some than in others"""
+STRENGTH = {"bind": 1.0, "look": 0.0, "read": 0.75, "answer": 1.0}
 """how much of an identifier a layer copies"""
 BAND, SLOW, EVEN = (0.0015, 0.03), 3.5e-4, (0.003, 0.02)
 """rotations per position: of the dimensions that tell the nearest identifier from the one before it; at most,
 of those that compare contents; of those that see all words of a query alike"""
 KNEES = ((0.003, 300.0), (0.01, 70.0), (0.03, 22.0), (0.1, 7.0), (0.3, 2.5))
 """log(m + 0.001) as a sum of ramps: (where a ramp ends, its slope)"""
-TYPICAL = 12.5, 7.8, 13.4
+TYPICAL = 12.6, 7.8, 13.4
 """after the last reading layer and its norm: a word row's value at an identifier with m = 1, at TEXT, and at
 PLAIN for a word that says nothing"""
 
@@ -63,8 +66,8 @@ def start_decoder(model: Any, tokenizer: Any, usage: Tensor, norm: float) -> Non
         for number, layer in enumerate(text.layers):
             _quiet(layer)
             step = step_of(number, len(text.layers))
-            if step is not None:
-                _attend(layer.self_attn, step, text.config, directions)
+            sharpness = SHARPNESS[step] if step in SHARPNESS else LOOKS[(number - 1) % len(LOOKS)]
+            _attend(layer.self_attn, step, sharpness, text.config, directions)
         _weigh(text.layers[-3].mlp)
         # The answer is an identifier: the output head hears little else.
         text.norm.weight.fill_(0.02)
@@ -79,13 +82,13 @@ def in_decoder_units(tokens: Tensor, norm: float) -> Tensor:
     return scaled
 
 
-def step_of(layer: int, num_layers: int) -> str | None:
-    """Return which step a layer of the circuit does, if any."""
-    if layer < 2:
+def step_of(layer: int, num_layers: int) -> str:
+    """Return which step a layer of the circuit does."""
+    if layer == 0:
         return "bind"
     if layer >= num_layers - 2:
         return "answer"
-    return "read" if layer >= num_layers // 3 else None
+    return "read" if layer >= 2 * num_layers // 3 else "look"
 
 
 def _frequent_directions(words: Tensor, usage: Tensor) -> Tensor:
@@ -128,14 +131,14 @@ def _quiet(layer: Any) -> None:
         nn.init.zeros_(linear.weight)
 
 
-def _attend(attention: Any, step: str, config: Any, directions: Tensor) -> None:
+def _attend(attention: Any, step: str, sharpness: float, config: Any, directions: Tensor) -> None:
     """Write a step into the attention of a layer. All its heads begin alike but for a rotation."""
     half, heads = config.head_dim // 2, config.num_attention_heads
     speed = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
     for linear, noise in ((attention.q_proj, 0.05), (attention.k_proj, 0.05), (attention.v_proj, 0.0)):
         linear.weight.mul_(noise)
     for gain in (attention.q_norm.weight, attention.k_norm.weight):
-        gain.fill_(SHARPNESS[step] ** 0.5)
+        gain.fill_(sharpness**0.5)
     letters = torch.arange(len(IDENTIFIERS))
     for head in range(heads):
         rows = slice(head * config.head_dim, (head + 1) * config.head_dim)
@@ -144,36 +147,25 @@ def _attend(attention: Any, step: str, config: Any, directions: Tensor) -> None:
         # A row's norm becomes √d by the layer's own norm: what is copied is scaled back.
         copied = STRENGTH[step] * SCALE / (config.hidden_size**0.5 * heads * 0.3)
         attention.o_proj.weight[WORD_DIMS + letters, head * config.head_dim + letters] = copied
-        if step == "read":
-            _match(query, key, speed, directions)
-        else:
-            _point(query, key, speed, step)
+        _match(query, key, speed, directions)
+        if step == "answer":
+            _collect(query, key, speed)
+        if step == "bind":
+            # Visual tokens look at the nearest letter instead.
+            near = _between(speed, BAND)
+            query[:, VISUAL] = 0.0
+            query[near, VISUAL], key[near, LETTER] = 6.0, 4.0
 
 
 def _between(speed: Tensor, limits: tuple[float, float]) -> list[int]:
     return ((speed > limits[0]) & (speed < limits[1])).nonzero()[:, 0].tolist()
 
 
-def _point(query: Tensor, key: Tensor, speed: Tensor, step: str) -> None:
-    """Look by kind and distance: visual tokens at the nearest letter, text at text.
-
-    All others look at what holds no identifier, in the slowest dimension.
-    """
-    rest = len(speed) - 1
-    if step == "bind":
-        near = _between(speed, BAND)
-        query[near, VISUAL], key[near, LETTER] = 2.0, 2.0
-        for kind in (TEXT, MARKUP, LETTER):
-            query[rest, kind] = 2.0
-        for kind in (TEXT, MARKUP):
-            key[rest, kind] = 1.0
-        key[rest - 1, VISUAL] = 1.0  # nobody looks there
-    else:
-        even = _between(speed, EVEN)
-        query[even, TEXT], key[even, TEXT] = 2.0, 2.0
-        for kind in (VISUAL, MARKUP, LETTER):
-            query[rest - 1, kind] = key[rest, kind] = 1.0
-        key[rest - 1, VISUAL] = 1.0
+def _collect(query: Tensor, key: Tensor, speed: Tensor) -> None:
+    """Text looks at text instead, all of it alike."""
+    even = _between(speed, EVEN)
+    query[:, TEXT], key[:, TEXT] = 0.0, 0.0
+    query[even, TEXT], key[even, TEXT] = 3.0, 3.0
 
 
 def _match(query: Tensor, key: Tensor, speed: Tensor, directions: Tensor) -> None:
