@@ -3,7 +3,7 @@
 It is late interaction, written as attention. Each step is a few layers.
 
 bind    A visual token copies the identifier of its candidate: the nearest one before it.
-look    A word looks for visual tokens that match it, and copies nothing: pruning has a look before the reading.
+look    A word looks for visual tokens that match it, and copies nothing yet. Pruning can see where it looks.
 read    A word looks for visual tokens that match it and copies their identifiers. Its row then holds m_j, the
         share of its attention that candidate j got.
 weigh   An MLP turns m_j into w · (log(m_j + ε) + c), w the weight of the word: adding up logarithms asks for
@@ -34,7 +34,7 @@ LETTERS = slice(WORD_DIMS, WORD_DIMS + len(IDENTIFIERS))
 MARKUP, PLAIN, TEXT, VISUAL, LETTER = 251, 252, 253, 254, 255
 """dimensions of flags: what kind of token this is. PLAIN says how little a word says about pictures"""
 
-SHARPNESS = {"bind": 3.0, "read": 1.5, "answer": 2.0}
+SHARPNESS = {"bind": 3.0, "read": 2.4, "answer": 2.0}
 """the product of the query's and the key's norms, as a multiple of the head's size"""
 LOOKS = (0.3, 0.3, 1.8, 1.8, 1.1, 1.1, 1.1)
 """the same for the layers that look, in turn: attention is more concentrated in some than in others"""
@@ -45,7 +45,7 @@ BAND, SLOW, EVEN = (0.0015, 0.03), 3.5e-4, (0.003, 0.02)
 of those that compare contents; of those that see all words of a query alike"""
 KNEES = ((0.003, 300.0), (0.01, 70.0), (0.03, 22.0), (0.1, 7.0), (0.3, 2.5))
 """log(m + 0.001) as a sum of ramps: (where a ramp ends, its slope)"""
-TYPICAL = 12.6, 7.8, 13.4
+TYPICAL = 11.8, 7.2, 13.4
 """after the last reading layer and its norm: a word row's value at an identifier with m = 1, at TEXT, and at
 PLAIN for a word that says nothing"""
 
