@@ -1,7 +1,7 @@
 """The pictures of the documentation: `python docs/pictures.py` writes them to docs/images.
 
-Needs the package and matplotlib; takes about 20 seconds on a CPU. Everything is drawn from the embedded
-model: its trust profile, and one list of generated scenes.
+Needs the package with its extras lab and demo; takes about 20 seconds on a CPU. Everything is drawn from the
+models that ship: photographs, a list of generated scenes, and the trust profile of the model scenes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from PIL import Image
 
 from radical_rerank import Ranking, Reranker
+from radical_rerank.embedded.photos.pictures import sample_pictures
 from radical_rerank.embedded.scenes.datasets import scene_lists
 from radical_rerank.method import candidate_uniqueness, min_max, query_relevance
+from radical_rerank.reranking.encoding import load_image
 
 IMAGES = Path(__file__).parent / "images"
 BLUE, ORANGE, GREEN, GREY, LIGHT = "#0b5fa5", "#c2410c", "#15803d", "#6b7280", "#dbeafe"
@@ -30,14 +32,22 @@ LIST = 2
 """the list that is shown: number 2 of the test split"""
 
 
+PHOTOGRAPH = "a cup of coffee"
+"""the query over photographs"""
+SIDE = 288
+"""the pixels of a photograph as the model sees it"""
+
+
 def main() -> None:
     pyplot.rcParams.update({"font.size": 10, "svg.fonttype": "none"})
+    photographs = [load_image(file).resize((SIDE, SIDE)) for file in sample_pictures()]
+    survivors(PHOTOGRAPH, photographs, Reranker(keep=0.2).rank(PHOTOGRAPH, photographs), "photographs.png")
     data = scene_lists(lists=LIST + 1)
     task = data.tasks[LIST]
     images = [data.picture(name) for name in task.candidates or ()]
     reranker = Reranker("scenes", keep=0.2)
     ranking = reranker.rank(task.text, images)
-    survivors(task.text, images, ranking)
+    survivors(task.text, images, ranking, "survivors.png")
     signals(task.text, images, ranking, reranker)
     trust(reranker, ranking)
     pipeline(ranking)
@@ -73,7 +83,7 @@ def picture(axes: Axes, shown: np.ndarray, **options: Any) -> None:
         side.set_color("#d1d5db")
 
 
-def survivors(query: str, images: list[Image.Image], ranking: Ranking, columns: int = 7) -> None:
+def survivors(query: str, images: list[Image.Image], ranking: Ranking, name: str, columns: int = 7) -> None:
     """The best candidates, and which of their tokens are alive after each stage."""
     report = ranking.report
     assert report is not None
@@ -101,7 +111,7 @@ def survivors(query: str, images: list[Image.Image], ranking: Ranking, columns: 
             (0.5 * (axes.get_position().x0 + axes.get_position().x1), 0.902),
             xycoords="figure fraction", ha="center", va="bottom", fontsize=9,
         )  # fmt: skip
-    save(figure, "survivors.png", dpi=110)
+    save(figure, name, dpi=110)
 
 
 def signals(query: str, images: list[Image.Image], ranking: Ranking, reranker: Reranker) -> None:

@@ -137,5 +137,5 @@ def test_an_identifier_is_no_word() -> None:
 
 def test_every_step_has_its_layers() -> None:
     steps = [step_of(layer, 12) for layer in range(12)]
-    assert steps == ["bind", "bind", None, None, *["read"] * 6, "answer", "answer"]
-    assert [step_of(layer, 6) for layer in range(6)] == ["bind", "bind", "read", "read", "answer", "answer"]
+    assert steps == ["bind", *["look"] * 7, "read", "read", "answer", "answer"]
+    assert [step_of(layer, 6) for layer in range(6)] == ["bind", "look", "read", "read", "answer", "answer"]

@@ -60,9 +60,10 @@ def test_it_says_once_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[s
     files = [str(tmp_path / f"{colour}.jpg") for colour in ("white", "green", "blue")]
     for file in files:
         Image.new("RGB", (640, 480), Path(file).stem).save(file)
-    with warnings.catch_warnings(), pytest.raises(SystemExit):
+    with warnings.catch_warnings():
         warnings.simplefilter("default")
-        main(["rank", "a dog running in a field", *files])
+        with pytest.raises(SystemExit):
+            main(["rank", "a dog running in a field", *files])
     notes = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(notes) == 1
     assert "small model" in notes[0]

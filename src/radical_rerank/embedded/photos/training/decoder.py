@@ -88,7 +88,7 @@ def step_of(layer: int, num_layers: int) -> str:
         return "bind"
     if layer >= num_layers - 2:
         return "answer"
-    return "read" if layer >= 2 * num_layers // 3 else "look"
+    return "read" if layer >= num_layers - 4 else "look"
 
 
 def _frequent_directions(words: Tensor, usage: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Plan:
     align_steps: int = 600
     align_pictures: int = 128
     align_lr: float = 2e-3
-    phases: tuple[Phase, ...] = (Phase(400, 10, 6, 30), Phase(250, 20, 10, 40))
+    phases: tuple[Phase, ...] = (Phase(120, 10, 6, 30), Phase(80, 20, 10, 40))
     lr: float = 1e-4
 
     @property
