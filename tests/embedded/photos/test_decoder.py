@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from radical_rerank.embedded.packing import last_rows
-from radical_rerank.embedded.photos import WORD_DIMS
+from radical_rerank.embedded.photos import SCALE, WORD_DIMS
 from radical_rerank.embedded.photos.training.decoder import (
     FLAG,
-    SCALE,
     VISUAL,
     in_decoder_units,
     start_decoder,

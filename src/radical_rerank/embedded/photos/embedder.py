@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.backbones.model import base_model
-from radical_rerank.embedded.photos import WORD_DIMS
+from radical_rerank.embedded.photos import PLAIN, SCALE, WORD_DIMS
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, Document, load_image
 
 
@@ -18,7 +18,7 @@ class PhotoEmbedder:
     """Embeds pictures and queries in the space of the word embeddings.
 
     A picture's vector is the tower's class token behind the projector. A query's vector is the sum of its
-    word embeddings, whose norms say how much each word counts. Both have norm 1.
+    word embeddings, weighted by how much each word says about pictures. Both have norm 1.
 
     Args:
         backbone: the photos model
@@ -51,5 +51,7 @@ class PhotoEmbedder:
         rows = torch.zeros(len(queries), WORD_DIMS)
         for row, query in zip(rows, queries, strict=True):
             ids = self.backbone.tokenizer(query, add_special_tokens=False, split_special_tokens=True)
-            row += table[torch.tensor(ids["input_ids"]), :WORD_DIMS].float().sum(dim=0).cpu()
+            words = table[torch.tensor(ids["input_ids"])].float().cpu()
+            weight = 1 - words[:, PLAIN] / SCALE
+            row += weight @ normalize(words[:, :WORD_DIMS], dim=-1)
         return normalize(rows, dim=-1)

@@ -21,20 +21,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from radical_rerank.embedded.photos import WORD_DIMS
+from radical_rerank.embedded.photos import PLAIN, SCALE, WORD_DIMS
 from radical_rerank.embedded.photos.training.model import SPECIAL
 from radical_rerank.reranking.prompt import IDENTIFIERS
 
-SCALE = 8.0
-"""the norm of rare words, identifiers and visual tokens"""
+HEAVY, FAINT = 1.9, 0.3
+"""the norm of the words that say most, in the alignment; the weight below which a word only looks around"""
 FLAG = 0.6 * SCALE
 """the value of a flag where it is set"""
 LETTERS = slice(WORD_DIMS, WORD_DIMS + len(IDENTIFIERS))
 """a dimension per identifier"""
-MARKUP, PLAIN, TEXT, VISUAL, LETTER = 251, 252, 253, 254, 255
-"""dimensions of flags: what kind of token this is. PLAIN says how little a word says about pictures"""
+MARKUP, TEXT, VISUAL, LETTER = 251, 253, 254, 255
+"""dimensions of flags: what kind of token this is"""
 
-SHARPNESS = {"bind": 3.0, "read": 2.4, "answer": 2.0}
+SHARPNESS = {"bind": 3.0, "read": 2.1, "answer": 2.0}
 """the product of the query's and the key's norms, as a multiple of the head's size"""
 LOOKS = (0.3, 0.3, 1.8, 1.8, 1.1, 1.1, 1.1)
 """the same for the layers that look, in turn: attention is more concentrated in some than in others"""
@@ -45,7 +45,9 @@ BAND, SLOW, EVEN = (0.0015, 0.03), 3.5e-4, (0.003, 0.02)
 of those that compare contents; of those that see all words of a query alike"""
 KNEES = ((0.003, 300.0), (0.01, 70.0), (0.03, 22.0), (0.1, 7.0), (0.3, 2.5))
 """log(m + 0.001) as a sum of ramps: (where a ramp ends, its slope)"""
-TYPICAL = 11.8, 7.2, 13.4
+GAIN, CENTRE = 0.6, 3.0
+"""what multiplies the logarithm, and what is added to it; a row's norm must stay about that of its word"""
+TYPICAL = 12.0, 7.5, 13.2
 """after the last reading layer and its norm: a word row's value at an identifier with m = 1, at TEXT, and at
 PLAIN for a word that says nothing"""
 
@@ -71,7 +73,7 @@ def start_decoder(model: Any, tokenizer: Any, usage: Tensor, norm: float) -> Non
         _weigh(text.layers[-3].mlp)
         # The answer is an identifier: the output head hears little else.
         text.norm.weight.fill_(0.02)
-        text.norm.weight[LETTERS] = 0.4
+        text.norm.weight[LETTERS] = 1.0
     model.tie_weights()
 
 
@@ -102,9 +104,11 @@ def _frequent_directions(words: Tensor, usage: Tensor) -> Tensor:
 def _flag_tokens(model: Any, tokenizer: Any, norm: float) -> None:
     """Scale words and visual tokens to the decoder's units and set the flags."""
     table = model.get_input_embeddings().weight
-    weight = table[:, :WORD_DIMS].norm(dim=-1, keepdim=True)
-    table[:, :WORD_DIMS] *= weight.clamp(max=1) / weight.clamp(min=1e-6) * SCALE
-    table[:, PLAIN] = (1 - weight[:, 0].clamp(max=1) ** 2).sqrt() * SCALE
+    length = table[:, :WORD_DIMS].norm(dim=-1)
+    weight = (length / HEAVY).clamp(max=1)
+    # How much a word counts is the length of its embedding until here, and the flag PLAIN from here on.
+    table[:, :WORD_DIMS] *= ((weight / FAINT).clamp(max=1) * SCALE / length.clamp(min=1e-6))[:, None]
+    table[:, PLAIN] = (1 - weight) * SCALE
     table[:, TEXT] = FLAG
     markup = tokenizer.convert_tokens_to_ids(["<img>", "</img>"])
     table[markup, TEXT], table[markup, MARKUP] = 0.0, FLAG
@@ -185,8 +189,8 @@ def _match(query: Tensor, key: Tensor, speed: Tensor, directions: Tensor) -> Non
     for kind in (TEXT, MARKUP, LETTER):
         key[rest, kind] = -4.0
     for kind in (VISUAL, MARKUP, LETTER):
-        query[sink, kind] = 6.0
-    key[sink, MARKUP] = 3.0
+        query[sink, kind] = 12.0
+    key[sink, MARKUP] = 6.0
     query[flat, PLAIN], key[flat, VISUAL] = 1.0, 0.24
 
 
@@ -194,7 +198,6 @@ def _weigh(mlp: Any) -> None:
     """Write w · (log(m_j + ε) + c) − m_j into an MLP, for every identifier j."""
     gate, up, down = mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight
     unit, text, plain = TYPICAL
-    gain, centre = 2.0, 3.0
     used = 0
 
     def unit_row() -> int:
@@ -208,10 +211,10 @@ def _weigh(mlp: Any) -> None:
             row = unit_row()
             gate[row, letter], gate[row, TEXT] = -4 / (end * unit), 4 / text
             up[row, TEXT], up[row, PLAIN] = 1 / text, -0.95 / plain
-            down[letter, row] = -gain * slope * end / 4
+            down[letter, row] = -GAIN * slope * end / 4
     row = unit_row()
     gate[row, TEXT], up[row, TEXT], up[row, PLAIN] = 4 / text, 1 / text, -0.95 / plain
-    down[LETTERS, row] = gain * centre / 4
+    down[LETTERS, row] = GAIN * CENTRE / 4
     for letter in range(LETTERS.start, LETTERS.stop):  # the shares themselves are taken away
         row = unit_row()
         gate[row, TEXT], up[row, letter] = 4 / text, 1.0

@@ -35,7 +35,8 @@ class Plan:
         num_layers: of the decoder
         views: of each training photograph
         align_steps, align_pictures, align_lr: of the alignment
-        phases: the steps of the listwise stage
+        phases: the steps of the listwise stage. By default there are none: the decoder's first weights rank
+            better than what training them on the same photographs makes of them
         lr: its learning rate
 
     Example:
@@ -50,7 +51,7 @@ class Plan:
     align_steps: int = 600
     align_pictures: int = 128
     align_lr: float = 2e-3
-    phases: tuple[Phase, ...] = (Phase(120, 10, 6, 30), Phase(80, 20, 10, 40))
+    phases: tuple[Phase, ...] = ()
     lr: float = 1e-4
 
     @property

@@ -364,6 +364,7 @@ class ListwiseTraining(PhotoTraining):
         lines = [
             json.dumps({"stage": stage, **json.loads(line)}) + "\n"
             for stage, path in logs.items()
+            if path.is_file()
             for line in path.read_text(encoding="utf-8").splitlines()
         ]
         (folder / self.log.name).write_text("".join(lines), encoding="utf-8")
