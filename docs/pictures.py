@@ -32,7 +32,7 @@ LIST = 2
 """the list that is shown: number 2 of the test split"""
 
 
-PHOTOGRAPH = "a cup of coffee"
+PHOTOGRAPH = "a cat"
 """the query over photographs"""
 SIDE = 288
 """the pixels of a photograph as the model sees it"""

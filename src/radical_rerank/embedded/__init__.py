@@ -29,12 +29,17 @@ class ShippedModel:
     sizes: frozenset[tuple[int, int]] | None = None
 
     def warn_of_limits(self, sizes: Iterable[tuple[int, int]]) -> None:
-        """Say what the model is and is not, if it ranks pictures of these sizes. Python shows it once."""
+        """Say what the model is and is not, if it ranks pictures of these sizes; of any sizes only once."""
         if self.sizes is None:
-            warnings.warn(self.limits, SmallModelWarning, stacklevel=2)
+            if self.limits not in _said:
+                _said.add(self.limits)
+                warnings.warn(self.limits, SmallModelWarning, stacklevel=2)
         elif any(size not in self.sizes for size in sizes):
             warnings.warn(self.limits, OutOfWorldWarning, stacklevel=2)
 
+
+_said: set[str] = set()
+"""Python itself forgets which warnings it has shown whenever somebody changes its filters"""
 
 DEFAULT_MODEL = "photos"
 """the model that is used when none is named"""

@@ -65,17 +65,18 @@ class PhotoEvaluation(Evaluation):
         }
 
     def first_stage(self) -> dict[str, float]:
-        """Return the recall of the first stage, and MRR@10 of its own order where the match is inside."""
+        """Return the recall of the first stage, and MRR@10 of its own order in the pools that are ranked."""
         ranks = [
             self.found[task.id].index(own) if own in self.found[task.id] else CANDIDATES
             for task in photo_gallery(self.data).tasks
             for own in task.relevant
         ]
         inside = [rank for rank in ranks if rank < CANDIDATES]
+        ranked = inside[: self.lists]
         return {
             "R@1": sum(rank < 1 for rank in ranks) / len(ranks),
             "R@20": len(inside) / len(ranks),
-            "MRR@10, match inside": sum(1 / (rank + 1) for rank in inside if rank < 10) / max(1, len(inside)),
+            "MRR@10, match inside": sum(1 / (rank + 1) for rank in ranked if rank < 10) / max(1, len(ranked)),
             "queries": len(ranks),
         }
 

@@ -7,7 +7,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -370,4 +370,5 @@ class ListwiseTraining(PhotoTraining):
         (folder / self.log.name).write_text("".join(lines), encoding="utf-8")
         lists = photo_lists(self.corpus.folder, lists=CALIBRATION_LISTS, split="train")
         asked = [(task.text, [lists.picture(name) for name in task.candidates or ()]) for task in lists.tasks]
-        calibrate(Backbone.from_pretrained(folder), asked).save(folder / PROFILE_FILE)
+        profile = calibrate(Backbone.from_pretrained(folder), asked)
+        replace(profile, model="photos").save(folder / PROFILE_FILE)
