@@ -164,7 +164,7 @@ def test_the_walk_through_a_ranking_is_short(tmp_path: Path) -> None:
     paths = [str(tmp_path / f"{i}.png") for i in range(len(images))]
     for path, image in zip(paths, images, strict=True):
         image.save(path)
-    command = [sys.executable, "-c", WALK, query, *paths]
+    command = [sys.executable, "-c", WALK, query, *paths, "--model", "scenes"]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     visits = json.loads(output.splitlines()[-1])
     assert len(visits) > 100

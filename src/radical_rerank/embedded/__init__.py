@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,14 +27,13 @@ class ShippedModel:
     limits: str
     sizes: frozenset[tuple[int, int]] | None = None
 
-    def warn_of_limits(self, sizes: Iterable[tuple[int, int]]) -> None:
-        """Say what the model is and is not, if it ranks pictures of these sizes; of any sizes only once."""
-        if self.sizes is None:
-            if self.limits not in _said:
-                _said.add(self.limits)
-                warnings.warn(self.limits, SmallModelWarning, stacklevel=2)
-        elif any(size not in self.sizes for size in sizes):
+    def warn_of_limits(self) -> None:
+        """Say what the model is and is not. Of a model for any picture it is said once."""
+        if self.sizes is not None:
             warnings.warn(self.limits, OutOfWorldWarning, stacklevel=2)
+        elif self.limits not in _said:
+            _said.add(self.limits)
+            warnings.warn(self.limits, SmallModelWarning, stacklevel=2)
 
 
 _said: set[str] = set()

@@ -47,7 +47,7 @@ class RadicalSearch:
         **options: Any,
     ) -> None:
         self.reranker = reranker or Reranker(model_name, device=device, **options)
-        self._name, self._revision = model_name, revision
+        self._name, self._revision = self.reranker.backbone.name, revision
         self._corpus: Any = None
         self._rows: dict[str, int] = {}
 

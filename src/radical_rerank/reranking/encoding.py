@@ -384,8 +384,10 @@ class Encoder:
                     raise
                 unusable[index] = str(error)
         shipped = self.backbone.shipped
-        if shipped is not None:
-            shipped.warn_of_limits(image.size for image in loaded.values())
+        if shipped is not None and (
+            shipped.sizes is None or any(image.size not in shipped.sizes for image in loaded.values())
+        ):
+            shipped.warn_of_limits()
         return CandidateList(text, context, list(loaded.values()), list(loaded)), unusable
 
     def check(self, image: Image.Image, name: str, *, thoroughly: bool = False) -> None:

@@ -44,7 +44,7 @@ from radical_rerank.errors import InputError
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning.profile import PROFILE_FILE
 from radical_rerank.reranking import calibrate
-from radical_rerank.reranking.calibration import CALIBRATION_LISTS
+from radical_rerank.reranking.calibration import CALIBRATION_CANDIDATES, CALIBRATION_LISTS
 
 log = logging.getLogger("radical_rerank")
 
@@ -368,7 +368,8 @@ class ListwiseTraining(PhotoTraining):
             for line in path.read_text(encoding="utf-8").splitlines()
         ]
         (folder / self.log.name).write_text("".join(lines), encoding="utf-8")
-        lists = photo_lists(self.corpus.folder, lists=CALIBRATION_LISTS, split="train")
+        count = min(CALIBRATION_CANDIDATES, len(self.corpus.photos["train"]))
+        lists = photo_lists(self.corpus.folder, lists=CALIBRATION_LISTS, count=count, split="train")
         asked = [(task.text, [lists.picture(name) for name in task.candidates or ()]) for task in lists.tasks]
         profile = calibrate(Backbone.from_pretrained(folder), asked)
         replace(profile, model="photos").save(folder / PROFILE_FILE)
