@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, pixel_unshuffle, relu6
+from torch.nn.functional import linear, normalize, pad, pixel_unshuffle, relu6
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -21,6 +21,7 @@ from transformers import (
     InternVLVisionModel,
 )
 from transformers.configuration_utils import SubConfigSpec
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.internvl.modeling_internvl import InternVLVisionEmbeddings
 
 STRIDE = 32
@@ -37,14 +38,24 @@ STAGES = (
 """EfficientNet-lite0: (blocks, kernel, stride of the first, expansion, channels) of each stage"""
 STEM, MIDDLE, HEAD = 32, 112, 1280
 """channels after the stem, of the map at half the stride, and of the last map"""
+SURE = 8.0
+"""how much a class name says in a cell's first description, beside the learned part of norm 1 or so"""
 
 
 class LiteVisionConfig(InternVLVisionConfig):  # type: ignore[misc]
-    """The configuration of the tower: InternVL's, with a classifier of `num_classes` named things."""
+    """The configuration of the tower.
+
+    Args:
+        num_classes: named things that the classifier tells apart
+        named: how much their names say in a token, beside what the attention blocks make of it
+        pooled: how much the whole picture says in a token
+    """
 
     model_type = "lite_vision"
 
     num_classes: int = 1000
+    named: float = 1.5
+    pooled: float = 1.0
 
 
 class SameConv(nn.Conv2d):
@@ -111,18 +122,20 @@ class LiteCells(nn.Module):
         last = relu6(self.head(x))
         return last.flatten(2).transpose(1, 2), pixel_unshuffle(fine, 2).flatten(2).transpose(1, 2)
 
-    def describe(self, last: Tensor, fine: Tensor) -> Tensor:
-        """Return (B, M, d) from the two maps.
+    def describe(self, last: Tensor, fine: Tensor, names: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return two descriptions of the cells, (B, M, d) each: for the attention blocks, and by names alone.
 
-        The mean of the class names, weighted by the cell's class probabilities, plus a learned projection.
+        The latter is the mean of the class names' embeddings, weighted by the cell's class probabilities.
         Half the logits: the classifier was trained on means over cells, single cells are too certain.
-        """
-        named: Tensor = self.names((self.classifier(last) / 2).softmax(dim=-1))
-        seen: Tensor = self.project(torch.cat([last, fine], dim=-1))
-        return named + seen
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.describe(*self.maps(pixels.to(self.project.weight.dtype)))
+        Args:
+            last, fine: the two maps
+            names: (d, classes) the names' embeddings, if not the model's own
+        """
+        probable = (self.classifier(last) / 2).softmax(dim=-1)
+        named = linear(probable, self.names.weight if names is None else names)
+        seen: Tensor = self.project(torch.cat([last, fine], dim=-1))
+        return SURE * named + seen, named
 
 
 class LiteVisionEmbeddings(InternVLVisionEmbeddings):  # type: ignore[misc]
@@ -132,16 +145,17 @@ class LiteVisionEmbeddings(InternVLVisionEmbeddings):  # type: ignore[misc]
         super().__init__(config)
         self.patch_embeddings = LiteCells(config)
 
-    def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
-        return self.with_class_token(self.patch_embeddings(pixel_values))
-
     def with_class_token(self, cells: Tensor) -> Tensor:
         """(B, M, d) -> (B, 1 + M, d)."""
         return torch.cat([self.cls_token + cells.mean(dim=1, keepdim=True), cells], dim=1)
 
 
 class LiteVisionModel(InternVLVisionModel):  # type: ignore[misc]
-    """The tower: cells, then InternVL's attention blocks without position embeddings."""
+    """The tower: cells, then InternVL's attention blocks without position embeddings.
+
+    The names of the classes bypass the blocks, so that things which no caption names keep their place in the
+    space of words. Every token then gets a share of the whole picture.
+    """
 
     config_class = LiteVisionConfig
     config: LiteVisionConfig
@@ -150,6 +164,20 @@ class LiteVisionModel(InternVLVisionModel):  # type: ignore[misc]
         super().__init__(config)
         self.embeddings = LiteVisionEmbeddings(config)
         self.post_init()
+
+    def forward(self, pixel_values: Tensor, **kwargs: Any) -> BaseModelOutputWithPooling:
+        cells = self.embeddings.patch_embeddings
+        maps = cells.maps(pixel_values.to(cells.project.weight.dtype))
+        return BaseModelOutputWithPooling(last_hidden_state=self.describe(*maps))
+
+    def describe(self, last: Tensor, fine: Tensor, names: Tensor | None = None) -> Tensor:
+        """Return (B, 1 + M, d) of norm 1: the picture, then its cells. For the arguments see `LiteCells`."""
+        cells, named = self.embeddings.patch_embeddings.describe(last, fine, names)
+        states = self.encoder(self.embeddings.with_class_token(cells)).last_hidden_state
+        named = torch.cat([named.mean(dim=1, keepdim=True), named], dim=1)
+        tokens = normalize(normalize(states, dim=-1) + self.config.named * named, dim=-1)
+        picture = tokens[:, :1]
+        return torch.cat([picture, normalize(tokens[:, 1:] + self.config.pooled * picture, dim=-1)], dim=1)
 
 
 class InternVLLiteConfig(InternVLConfig):  # type: ignore[misc]

@@ -91,7 +91,7 @@ class Training(ABC):
         rate = self.rate()
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("scale", 1.0)
             optimizer.step()
         self.step += 1
         return {"loss": loss.item(), **facts}
@@ -187,14 +187,19 @@ def phase_at(phases: Sequence[P], step: int) -> P:
     return phases[-1]
 
 
-def make_optimizers(parameters: Parameters, lr: float) -> list[torch.optim.Optimizer]:
-    """Return Muon for the matrices inside layers, AdamW for embeddings, norms, biases and convolutions."""
-    tables = ("embed_tokens.weight", "pos_embed.weight")
-    matrices = [p for name, p in parameters if p.ndim == 2 and not name.endswith(tables)]
-    others = [p for name, p in parameters if p.ndim != 2 or name.endswith(tables)]
+def make_optimizers(parameters: Parameters, lr: float, *, tables: float = 1.0) -> list[torch.optim.Optimizer]:
+    """Return Muon for the matrices inside layers, AdamW for embeddings, norms, biases and convolutions.
+
+    tables: the rate of the embeddings, as a multiple of the others'
+    """
+    names = ("embed_tokens.weight", "pos_embed.weight")
+    embedded = [p for name, p in parameters if name.endswith(names)]
+    matrices = [p for name, p in parameters if p.ndim == 2 and not name.endswith(names)]
+    others = [p for name, p in parameters if p.ndim != 2 and not name.endswith(names)]
+    groups = [{"params": others}, {"params": embedded, "scale": tables}]
     return [
         Muon(matrices, lr, weight_decay=0.01),
-        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.97), weight_decay=0.0),
+        torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.97), weight_decay=0.0),
     ]
 
 

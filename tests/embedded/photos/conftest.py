@@ -14,6 +14,7 @@ COLOURS = {"red": (220, 40, 40), "green": (40, 180, 60), "blue": (50, 60, 220), 
 TINY = Plan(
     num_layers=6,
     views=2,
+    held_out=4,
     align_steps=4,
     align_pictures=6,
     phases=(Phase(2, 3, 2, 4), Phase(2, 4, 2, 6)),

@@ -109,7 +109,7 @@ def test_a_packed_query_gets_the_answer_of_one_that_is_alone(world: World) -> No
 def test_tokens_of_the_alignment_are_scaled_as_the_projector_is(world: World) -> None:
     config = make_config(world.tokenizer, num_layers=6)
     model = make_model(config, world.words, [1.0] * len(world.words.tokens), seed=1)
-    states = torch.randn(1, 5, 256, generator=torch.Generator().manual_seed(2))
+    states = torch.randn(1, 5, WORD_DIMS, generator=torch.Generator().manual_seed(2))
     projector = model.model.multi_modal_projector
     with torch.no_grad():
         before = projector(states)

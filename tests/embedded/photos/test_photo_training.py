@@ -38,8 +38,8 @@ def test_a_killed_run_ends_in_the_same_state(corpus_folder: Path, tmp_path: Path
         steps = [[{**json.loads(line), "seconds": 0} for line in lines] for lines in logs]
         assert steps[0] == steps[1]
         assert len(steps[0]) == 4
-    assert "dev R@1" in logs_of(whole, "alignment")[-1]
-    assert 0 < logs_of(whole, "listwise")[-1]["dev MRR@10"] <= 1
+    assert "held-out R@1" in logs_of(whole, "alignment")[-1]
+    assert 0 < logs_of(whole, "model")[-1]["held-out MRR@10"] <= 1
 
     # The finished model ranks pictures like any other, and its embedder searches them.
     reranker = Reranker(whole / "model", "random", keep=0.5)
@@ -97,7 +97,7 @@ def test_an_interrupted_view_leaves_no_file(corpus_folder: Path, tmp_path: Path)
         def maps(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             raise KilledError
 
-    features = Features(tmp_path, "train", 0)
+    features = Features(tmp_path, 0)
     with pytest.raises(KilledError):
         features.make(Broken(), load_split(corpus_folder, "train"), 0)
     assert not features.exist

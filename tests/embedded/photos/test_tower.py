@@ -10,6 +10,7 @@ from torch.nn.functional import batch_norm, conv2d, pad, relu6
 from radical_rerank.backbones import lite_vision
 from radical_rerank.backbones.lite_vision import STAGES, LiteCells, LiteVisionConfig
 from radical_rerank.embedded.photos.training import sources
+from radical_rerank.embedded.photos.training.model import class_directions, class_tokens, make_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +75,41 @@ def test_a_cell_that_is_sure_is_described_by_its_name(cells: LiteCells) -> None:
         cells.project.bias.zero_()
         # Features along a class's own weights make the classifier sure of it.
         last = 40 * torch.relu(cells.classifier.weight[[207, 963]])[None]
-        described = cells.describe(last, torch.zeros(1, 2, 448))[0]
+        described, named = cells.describe(last, torch.zeros(1, 2, 448))
         chosen = cells.classifier(last)[0].argmax(dim=-1)
-        nearest = torch.cdist(described, cells.names.weight.T).argmin(dim=-1)
+        nearest = torch.cdist(named[0], cells.names.weight.T).argmin(dim=-1)
     assert chosen.tolist() == [207, 963]
     assert nearest.tolist() == [207, 963]
+    torch.testing.assert_close(described, lite_vision.SURE * named)
+
+
+def test_tokens_hold_their_names_and_the_picture() -> None:
+    config = LiteVisionConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_classes=5,
+        use_absolute_position_embeddings=False, named=1.5, pooled=0.5, attn_implementation="sdpa",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    tower = lite_vision.LiteVisionModel(config).eval()
+    last, fine = torch.rand(2, 9, 1280), torch.rand(2, 9, 448)
+    with torch.inference_mode():
+        tokens = tower.describe(last, fine)
+        cells, named = tower.embeddings.patch_embeddings.describe(last, fine)
+        states = tower.encoder(tower.embeddings.with_class_token(cells)).last_hidden_state
+        # Other names change the tokens, the model's own do not.
+        same = tower.describe(last, fine, tower.embeddings.patch_embeddings.names.weight)
+        other = tower.describe(last, fine, torch.randn(8, 5))
+
+    def unit(vector: Tensor) -> Tensor:
+        return vector / vector.norm()
+
+    for n in range(2):
+        picture = unit(unit(states[n, 0]) + 1.5 * named[n].mean(dim=0))
+        torch.testing.assert_close(tokens[n, 0], picture)
+        for m in range(9):
+            cell = unit(unit(states[n, 1 + m]) + 1.5 * named[n, m])
+            torch.testing.assert_close(tokens[n, 1 + m], unit(cell + 0.5 * picture))
+    assert torch.equal(same, tokens)
+    assert not torch.allclose(other, tokens)
 
 
 def test_the_class_token_starts_as_the_mean_of_the_cells() -> None:
@@ -96,6 +127,18 @@ def test_class_names_are_those_of_the_classifier() -> None:
     names = sources.class_names()
     assert len(names) == 1000
     assert (names[207], names[281], names[963]) == ("golden retriever", "tabby", "pizza")
+
+
+def test_a_name_is_the_mean_direction_of_its_words() -> None:
+    words = sources.minilm_words(192, sources.class_names())
+    tokenizer = make_tokenizer(words)
+    table = torch.randn(len(tokenizer), 256, generator=torch.Generator().manual_seed(0))
+    directions = class_directions(table, class_tokens(tokenizer))
+    assert directions.shape == (192, 1000)
+    ids = tokenizer("golden retriever", add_special_tokens=False)["input_ids"]
+    mean = sum(table[i, :192] / table[i, :192].norm() for i in ids)
+    assert isinstance(mean, Tensor)
+    torch.testing.assert_close(directions[:, 207], mean / mean.norm())
 
 
 def test_a_missing_source_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

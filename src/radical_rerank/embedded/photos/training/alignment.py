@@ -16,16 +16,13 @@ LATE, POOLED = 4.2, 21.0
 """inverse temperatures of the two scores"""
 
 
-def encode_cells(model: Any, last: Tensor, fine: Tensor) -> Tensor:
+def encode_cells(model: Any, last: Tensor, fine: Tensor, names: Tensor | None = None) -> Tensor:
     """Return (n, 1 + M, d): the embedding of the picture, then its visual tokens.
 
-    last, fine: the maps, see `LiteCells.maps`
+    Arguments: see `LiteCells.describe`
     """
     base = model.model
-    embeddings = base.vision_tower.embeddings
-    cells = embeddings.patch_embeddings.describe(last, fine)
-    states = base.vision_tower.encoder(embeddings.with_class_token(cells)).last_hidden_state
-    tokens: Tensor = base.multi_modal_projector(base.vision_tower.layernorm(states))
+    tokens: Tensor = base.multi_modal_projector(base.vision_tower.describe(last, fine, names))
     return tokens
 
 

@@ -25,8 +25,8 @@ from radical_rerank.embedded.photos import PLAIN, SCALE, WORD_DIMS
 from radical_rerank.embedded.photos.training.model import SPECIAL
 from radical_rerank.reranking.prompt import IDENTIFIERS
 
-HEAVY, FAINT = 1.9, 0.3
-"""the norm of the words that say most, in the alignment; the weight below which a word only looks around"""
+HEAVY, FAINT = 0.999, 0.3
+"""the quantile of the words' norms that has weight 1; the weight below which a word only looks around"""
 FLAG = 0.6 * SCALE
 """the value of a flag where it is set"""
 LETTERS = slice(WORD_DIMS, WORD_DIMS + len(IDENTIFIERS))
@@ -34,7 +34,7 @@ LETTERS = slice(WORD_DIMS, WORD_DIMS + len(IDENTIFIERS))
 MARKUP, TEXT, VISUAL, LETTER = 251, 253, 254, 255
 """dimensions of flags: what kind of token this is"""
 
-SHARPNESS = {"bind": 3.0, "read": 2.1, "answer": 2.0}
+SHARPNESS = {"bind": 3.0, "read": 1.1, "answer": 2.0}
 """the product of the query's and the key's norms, as a multiple of the head's size"""
 LOOKS = (0.3, 0.3, 1.8, 1.8, 1.1, 1.1, 1.1)
 """the same for the layers that look, in turn: attention is more concentrated in some than in others"""
@@ -105,7 +105,7 @@ def _flag_tokens(model: Any, tokenizer: Any, norm: float) -> None:
     """Scale words and visual tokens to the decoder's units and set the flags."""
     table = model.get_input_embeddings().weight
     length = table[:, :WORD_DIMS].norm(dim=-1)
-    weight = (length / HEAVY).clamp(max=1)
+    weight = (length / length.quantile(HEAVY)).clamp(max=1)
     # How much a word counts is the length of its embedding until here, and the flag PLAIN from here on.
     table[:, :WORD_DIMS] *= ((weight / FAINT).clamp(max=1) * SCALE / length.clamp(min=1e-6))[:, None]
     table[:, PLAIN] = (1 - weight) * SCALE

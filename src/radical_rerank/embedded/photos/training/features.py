@@ -61,15 +61,15 @@ def view_of(photo: Photo, view: int) -> Image.Image:
 
 
 class Features:
-    """The maps of one view of all photographs of a split, as files that are read where needed.
+    """The maps of one view of all training photographs, as files that are read where needed.
 
     Args:
         folder: of the run
-        split, view: whose maps
+        view: the number of the view
     """
 
-    def __init__(self, folder: Path, split: str, view: int) -> None:
-        self.files = [folder / "features" / f"{split}-{view}-{name}.npy" for name in ("last", "fine")]
+    def __init__(self, folder: Path, view: int) -> None:
+        self.files = [folder / "features" / f"train-{view}-{name}.npy" for name in ("last", "fine")]
 
     @property
     def exist(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ SIDE = 288
 CELLS = (SIDE // STRIDE) ** 2
 """visual tokens of a picture"""
 WIDTH = 256
-"""the width of the tower and of the decoder"""
+"""the width of the decoder; the tower has that of the words"""
 SPECIAL = ("[PAD]", "[UNK]", "[END]", "<img>", "</img>", "<IMG_CONTEXT>", "<query>", "<answer>")
 TEMPLATE = {
     "candidate": "{id}{image}",
@@ -58,8 +58,8 @@ def make_config(tokenizer: Any, *, num_layers: int = 12) -> Any:
     token = tokenizer.convert_tokens_to_ids
     return InternVLLiteConfig(
         vision_config={
-            "hidden_size": WIDTH,
-            "intermediate_size": 2 * WIDTH,
+            "hidden_size": WORD_DIMS,
+            "intermediate_size": 2 * WORD_DIMS,
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "attention_bias": True,
@@ -108,9 +108,9 @@ def make_image_processor() -> Any:
 def make_model(config: Any, words: Words, weights: Sequence[float], seed: int) -> Any:
     """Return a model with its first weights.
 
-    The tower begins as EfficientNet-lite0 with attention blocks that do little. Its visual tokens are the
-    mean embedding of the class names, weighted by their probabilities. The decoder's first weights come
-    later, see `decoder`.
+    The tower begins as EfficientNet-lite0 with attention blocks that do little. Its visual tokens are little
+    more than the mean embedding of the class names, weighted by their probabilities. The decoder's first
+    weights come later, see `decoder`.
 
     Args:
         config: from `make_config`
@@ -125,8 +125,8 @@ def make_model(config: Any, words: Words, weights: Sequence[float], seed: int) -
         _set_words(model, words, torch.tensor(weights))
         cells = model.model.vision_tower.embeddings.patch_embeddings
         cells.load_state_dict(lite0_weights(), strict=False)
-        cells.names.weight.zero_()
-        cells.names.weight[:WORD_DIMS] = 8 * _embedded(words, class_names()).T
+        table = model.get_input_embeddings().weight
+        cells.names.weight.copy_(class_directions(table, class_tokens(make_tokenizer(words))))
         nn.init.normal_(cells.project.weight, std=0.3 * cells.classifier.in_features**-0.5)
         cells.project.weight[:, cells.classifier.in_features :].mul_(0.3)
         nn.init.zeros_(cells.project.bias)
@@ -147,21 +147,33 @@ def _set_words(model: Any, words: Words, weights: Tensor) -> None:
     table[rows, :WORD_DIMS] = words.vectors * weights.clamp(min=LEAST_WEIGHT)[:, None]
 
 
-def _embedded(words: Words, texts: Sequence[str]) -> Tensor:
-    """Return (texts, d): the mean direction of each text's tokens."""
-    tokenizer = make_tokenizer(words)
-    rows = []
-    for text in texts:
-        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        rows.append(normalize(words.vectors[torch.tensor(ids) - len(SPECIAL)].sum(dim=0), dim=0))
-    return torch.stack(rows)
+class ClassTokens(NamedTuple):
+    """The tokens of the class names: the class of each, and its id."""
+
+    owner: Tensor
+    token: Tensor
+
+
+def class_tokens(tokenizer: Any) -> ClassTokens:
+    """Return the tokens of the names of the classes."""
+    ids = tokenizer(class_names(), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    pairs = [(number, token) for number, own in enumerate(ids) for token in own]
+    return ClassTokens(*torch.tensor(pairs).T)
+
+
+def class_directions(table: Tensor, tokens: ClassTokens) -> Tensor:
+    """Return (`WORD_DIMS`, classes) of norm 1: the mean direction of the words of each name."""
+    words = normalize(table[tokens.token, :WORD_DIMS], dim=-1)
+    summed = words.new_zeros(int(tokens.owner.max()) + 1, WORD_DIMS).index_add(0, tokens.owner, words)
+    return normalize(summed, dim=-1).T
 
 
 def _start_projector(projector: Any) -> None:
-    """Begin as the identity on the words' dimensions: GELU passes values around 3 unchanged."""
-    for linear, bias in ((projector.linear_1, 3.0), (projector.linear_2, -3.0)):
+    """Make it the identity on the words' dimensions: far to the right, GELU is one. It is not trained."""
+    for linear, scale, bias in ((projector.linear_1, 0.25, 4.0), (projector.linear_2, 4.0, -16.0)):
         nn.init.eye_(linear.weight)
+        linear.weight.mul_(scale)
         nn.init.constant_(linear.bias, bias)
-    # Nothing else flows into these before the decoder uses them.
+    # The decoder keeps the other dimensions for itself.
     projector.linear_2.weight[WORD_DIMS:] = 0
     projector.linear_2.bias[WORD_DIMS:] = 0

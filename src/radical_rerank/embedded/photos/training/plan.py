@@ -34,7 +34,11 @@ class Plan:
         seed: of the first weights and all data
         num_layers: of the decoder
         views: of each training photograph
+        held_out: the last photographs of the train split, which nothing is trained on: for the figures in the
+            log, and for choosing the decoder's constants
         align_steps, align_pictures, align_lr: of the alignment
+        word_lr: the rate of the word embeddings in it, as a multiple of the others'. The slower they move,
+            the better words that no caption has keep their place among them
         phases: the steps of the listwise stage. By default there are none: the decoder's first weights rank
             better than what training them on the same photographs makes of them
         lr: its learning rate
@@ -48,9 +52,11 @@ class Plan:
     seed: int = 0
     num_layers: int = 12
     views: int = 3
-    align_steps: int = 600
+    held_out: int = 500
+    align_steps: int = 500
     align_pictures: int = 128
     align_lr: float = 2e-3
+    word_lr: float = 0.5
     phases: tuple[Phase, ...] = ()
     lr: float = 1e-4
 

@@ -32,6 +32,8 @@ from radical_rerank.embedded.photos.training.model import (
     LEAST_WEIGHT,
     SPECIAL,
     TEMPLATE,
+    class_directions,
+    class_tokens,
     make_config,
     make_image_processor,
     make_model,
@@ -41,6 +43,7 @@ from radical_rerank.embedded.photos.training.plan import Plan
 from radical_rerank.embedded.photos.training.sources import START, class_names, minilm_words
 from radical_rerank.embedded.training import Training, make_optimizers, save_model
 from radical_rerank.errors import InputError
+from radical_rerank.lab.paper import CANDIDATES
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning.profile import PROFILE_FILE
 from radical_rerank.reranking import calibrate
@@ -92,7 +95,7 @@ def train(
 
 
 class Corpus:
-    """The photographs of both splits, their captions as token ids, and the words that they need.
+    """The photographs of the train split, their captions as token ids, and the words that they need.
 
     Args:
         data: the folder of Flickr8k
@@ -100,16 +103,13 @@ class Corpus:
 
     def __init__(self, data: str | Path) -> None:
         self.folder = data
-        self.photos: dict[str, list[Photo]] = {split: load_split(data, split) for split in ("train", "dev")}
-        texts = [text for photo in self.photos["train"] for text in photo.captions]
+        self.photos: list[Photo] = load_split(data, "train")
+        texts = [text for photo in self.photos for text in photo.captions]
         self.words = minilm_words(WORD_DIMS, [*texts, *class_names()])
         self.tokenizer = make_tokenizer(self.words)
-        self.captions: dict[str, list[list[list[int]]]] = {
-            split: [self._ids(photo.captions) for photo in photos] for split, photos in self.photos.items()
-        }
-        self.usage = Counter(
-            word for own in self.captions["train"] for words in own for word in dict.fromkeys(words)
-        )
+        self.classes = class_tokens(self.tokenizer)
+        self.captions: list[list[list[int]]] = [self._ids(photo.captions) for photo in self.photos]
+        self.usage = Counter(word for own in self.captions for words in own for word in dict.fromkeys(words))
         """in how many captions a word is, by its token"""
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -123,7 +123,7 @@ class Corpus:
 
         Punctuation says nothing.
         """
-        total = 1 + sum(len(own) for own in self.captions["train"])
+        total = 1 + sum(len(own) for own in self.captions)
         return [
             math.log(total / (1 + self.usage[len(SPECIAL) + row])) / math.log(total)
             if token.removeprefix("##").removeprefix(START).isalnum()
@@ -140,12 +140,12 @@ class Corpus:
 def make_features(folder: Path, corpus: Corpus, plan: Plan, progress: Progress = silent) -> None:
     """Run the tower's convolutions over all views of all photographs. What exists is not made again."""
     cells = None
-    for split, view in [("dev", 0), *(("train", view) for view in range(plan.views))]:
-        features = Features(folder, split, view)
+    for view in range(plan.views):
+        features = Features(folder, view)
         if features.exist:
             continue
         cells = cells or corpus.model(plan).model.vision_tower.embeddings.patch_embeddings
-        features.make(cells, corpus.photos[split], view, progress)
+        features.make(cells, corpus.photos, view, progress)
 
 
 class PhotoTraining(Training):
@@ -162,14 +162,14 @@ class PhotoTraining(Training):
     def __init__(self, folder: Path, corpus: Corpus, plan: Plan, steps: int) -> None:
         super().__init__(folder / self.stage, seed=plan.seed, steps=steps)
         self.root, self.corpus, self.plan = folder, corpus, plan
-        missing = next((f for f in self._features() if not f.exist), None)
+        self.features = [Features(folder, view) for view in range(plan.views)]
+        missing = next((f for f in self.features if not f.exist), None)
         if missing is not None:
             raise InputError(f"{missing.files[0]} does not exist: run the stage features first")
         self.model = corpus.model(plan)
-
-    def _features(self) -> list[Features]:
-        views = [("dev", 0), *(("train", view) for view in range(self.plan.views))]
-        return [Features(self.root, split, view) for split, view in views]
+        self.learned = range(len(corpus.photos) - plan.held_out)
+        """the photographs that are trained on"""
+        self.held_out = range(self.learned.stop, len(corpus.photos))
 
     def rng(self) -> np.random.Generator:
         """Return what draws the data of step `self.step`."""
@@ -181,12 +181,17 @@ class PhotoTraining(Training):
             parameter.requires_grad_(any(part in name for part in parts))
         self.trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
-    def encoded(self, features: Features, count: int) -> Tensor:
-        """Return (count, 1 + M, d) in half precision: the tokens of a whole split."""
+    def names(self) -> Tensor:
+        """Return the embeddings of the class names, as the word embeddings are now."""
+        return class_directions(self.model.get_input_embeddings().weight, self.corpus.classes)
+
+    def encoded(self, features: Features, rows: range) -> Tensor:
+        """Return (rows, 1 + M, d) in half precision: the tokens of many photographs."""
         with torch.inference_mode():
+            names = self.names()
             parts = [
-                encode_cells(self.model, *features.read(range(start, min(start + CHUNK, count)))).half()
-                for start in range(0, count, CHUNK)
+                encode_cells(self.model, *features.read(rows[start : start + CHUNK]), names).half()
+                for start in range(0, len(rows), CHUNK)
             ]
         return torch.cat(parts)
 
@@ -210,19 +215,20 @@ class PhotoTraining(Training):
 
 
 class AlignmentTraining(PhotoTraining):
-    """The second stage: the tower behind its convolutions, the projector and the word embeddings."""
+    """The second stage: the tower behind its convolutions, and the word embeddings.
+
+    The class names move with their words.
+    """
 
     stage = "alignment"
-    reported: ClassVar[Mapping[str, str]] = {"loss": "loss", "late": "late", "pooled": "pooled",
-                                             "dev R@1": "dev R@1", "dev R@20": "dev R@20"}  # fmt: skip
+    reported: ClassVar[Mapping[str, str]] = {
+        fact: fact for fact in ("loss", "late", "pooled", "held-out R@1", "held-out R@20")
+    }
 
     def __init__(self, folder: Path, corpus: Corpus, plan: Plan) -> None:
         super().__init__(folder, corpus, plan, plan.align_steps)
-        self.freeze_all_but(
-            "patch_embeddings.project", "patch_embeddings.names", "cls_token", "encoder.layer",
-            "multi_modal_projector", "embed_tokens",
-        )  # fmt: skip
-        self.optimizers = make_optimizers(self.trained, plan.align_lr)
+        self.freeze_all_but("patch_embeddings.project", "cls_token", "encoder.layer", "embed_tokens")
+        self.optimizers = make_optimizers(self.trained, plan.align_lr, tables=plan.word_lr)
         self.resume()
 
     @property
@@ -237,24 +243,23 @@ class AlignmentTraining(PhotoTraining):
     def loss(self) -> tuple[Tensor, dict[str, float]]:
         """Return the loss of one view of some photographs, with all their captions."""
         rng = self.rng()
-        captions = self.corpus.captions["train"]
-        rows = np.sort(rng.permutation(len(captions))[: self.plan.align_pictures])
-        features = Features(self.root, "train", int(rng.integers(self.plan.views)))
-        queries = [(words, place) for place, row in enumerate(rows) for words in captions[row]]
+        rows = np.sort(rng.permutation(len(self.learned))[: self.plan.align_pictures])
+        features = self.features[int(rng.integers(self.plan.views))]
+        queries = [(words, place) for place, row in enumerate(rows) for words in self.corpus.captions[row]]
         owner = torch.tensor([place for _, place in queries])
-        tokens = encode_cells(self.model, *features.read(rows))
+        tokens = encode_cells(self.model, *features.read(rows), self.names())
         return alignment_loss(self.model, tokens, [words for words, _ in queries], owner)
 
     def validation(self) -> dict[str, float]:
-        """Return the recall of the first stage on the dev split, after the last step."""
+        """Return the recall of the first stage among held-out photographs, after the last step."""
         if self.step < self.steps:
             return {}
-        captions = [own[0] for own in self.corpus.captions["dev"]]
+        captions = [self.corpus.captions[row][0] for row in self.held_out]
         with torch.inference_mode():
-            tokens = self.encoded(Features(self.root, "dev", 0), len(captions)).float()
+            tokens = self.encoded(self.features[0], self.held_out).float()
             late, pooled = scores(self.model, tokens, captions)
-        figures = {f"dev {name}": value for name, value in recall(pooled, (1, 20)).items()}
-        return figures | {f"dev late {name}": value for name, value in recall(late, (1, 20)).items()}
+        figures = {f"held-out {name}": value for name, value in recall(pooled, (1, 20)).items()}
+        return figures | {f"held-out late {name}": value for name, value in recall(late, (1, 20)).items()}
 
     def finish(self) -> None:
         """Write nothing more: the next stage starts from the checkpoint."""
@@ -264,13 +269,13 @@ class ListwiseTraining(PhotoTraining):
     """The third stage: the decoder. Vision and word embeddings stay as they are."""
 
     stage = "listwise"
-    reported: ClassVar[Mapping[str, str]] = {"loss": "loss", "list": "R@1", "dev MRR@10": "dev MRR@10"}
+    reported: ClassVar[Mapping[str, str]] = {"loss": "loss", "list": "R@1"}
 
     def __init__(self, folder: Path, corpus: Corpus, plan: Plan, progress: Progress = silent) -> None:
         super().__init__(folder, corpus, plan, plan.steps)
         self.packer = Packer(corpus.tokenizer)
         self._load_alignment()
-        self.tokens, self.dev, self.near = self._encode(progress)
+        self.tokens, self.near = self._encode(progress)
         self.freeze_all_but("language_model.layers", "language_model.norm")
         self.optimizers = make_optimizers(self.trained, plan.lr)
         self.resume()
@@ -283,26 +288,30 @@ class ListwiseTraining(PhotoTraining):
         self.check_plan(state, self.plan.of_alignment())
         self.model.load_state_dict(state["model"])
         self.model.tie_weights()
+        with torch.no_grad():
+            self.model.model.vision_tower.embeddings.patch_embeddings.names.weight.copy_(self.names())
 
-    def _encode(self, progress: Progress) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the visual tokens of all views and of the dev split, and what is alike; start the decoder.
+    def _encode(self, progress: Progress) -> tuple[list[Tensor], Tensor]:
+        """Return the visual tokens of all views, and what is alike; start the decoder.
 
         Everything is computed from the alignment's checkpoint, so a run that goes on has the same.
         """
-        counts = [len(self.corpus.photos["dev"]), *[len(self.corpus.photos["train"])] * self.plan.views]
-        pairs = list(zip(self._features(), counts, strict=True))
-        encoded = [self.encoded(*pair) for pair in progress(pairs, "visual tokens")]
-        captions = [own[0] for own in self.corpus.captions["train"]]
-        pooled = scores(self.model, encoded[1][:, :1].float().repeat(1, 2, 1), captions)[1].detach()
-        near = pooled.topk(min(NEAR, len(captions)), dim=1).indices
-        norm = float(encoded[1][:100, 1:].float().norm(dim=-1).mean())
+        rows = range(len(self.corpus.photos))
+        needed = self.features if self.steps else self.features[:1]  # without steps, for the figures alone
+        encoded = [self.encoded(features, rows) for features in progress(needed, "visual tokens")]
+        captions = [own[0] for own in self.corpus.captions]
+        pooled = scores(self.model, encoded[0][:, :1].float().repeat(1, 2, 1), captions)[1].detach()
+        for part in (self.learned, self.held_out):  # a list holds photographs of one of them
+            others = torch.tensor([row for row in rows if row not in part], dtype=torch.long)
+            pooled[part.start : part.stop, others] = -torch.inf
+        near = pooled.topk(min(NEAR, len(self.learned), max(1, len(self.held_out))), dim=1).indices
+        norm = float(encoded[0][:100, 1:].float().norm(dim=-1).mean())
         usage = torch.zeros(len(self.corpus.tokenizer))
         for word, count in self.corpus.usage.items():
             usage[word] = count
         torch.manual_seed(self.seed)
         start_decoder(self.model, self.corpus.tokenizer, usage, norm)
-        scaled = [in_decoder_units(part[:, 1:].float(), norm).half() for part in encoded]
-        return scaled[1:], scaled[0], near
+        return [in_decoder_units(part[:, 1:].float(), norm).half() for part in encoded], near
 
     def rate(self) -> float:
         """Return the learning rate of the step."""
@@ -313,8 +322,8 @@ class ListwiseTraining(PhotoTraining):
         rng, phase = self.rng(), self.plan.phase_at(self.step)
         pictures, queries = draw_list(
             rng,
-            self.near,
-            self.corpus.captions["train"],
+            self.near[: len(self.learned)],
+            self.corpus.captions,
             count=phase.candidates,
             alike=phase.alike,
             queries=phase.queries,
@@ -337,26 +346,33 @@ class ListwiseTraining(PhotoTraining):
         logits: Tensor = self.model.lm_head(last_rows(states, asks))
         return logits, asks
 
-    def validation(self) -> dict[str, float]:
-        """Return MRR@10 on lists of random dev photographs, after the last step."""
-        if self.step < self.steps:
-            return {}
-        captions, count = self.corpus.captions["dev"], self.plan.phases[-1].candidates
-        order = np.random.default_rng(self.seed).permutation(len(captions))
+    def held_out_figures(self, count: int = CANDIDATES) -> dict[str, float]:
+        """Return MRR@10 on lists of held-out photographs: drawn at random, and what the first stage finds."""
+        own = np.random.default_rng(self.seed).permutation(np.array(self.held_out))
+        shuffled = [[int(n) for n in own[start : start + count]] for start in range(0, len(own), count)]
+        drawn = [(pictures, pictures) for pictures in shuffled if len(pictures) == count]
+        alike = [(self.near[row, :count].tolist(), [row]) for row in own[: 10 * count].tolist()]
+        pools = [(pictures, asked) for pictures, asked in alike if asked[0] in pictures]
+        return {"held-out MRR@10": self._mrr(drawn), "held-out MRR@10, alike": self._mrr(pools)}
+
+    @torch.inference_mode()
+    def _mrr(self, lists: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
+        """Return MRR@10. lists: the photographs of each, and those whose first captions are the queries"""
         gains: list[float] = []
-        with torch.inference_mode():
-            for start in range(0, len(order) - count + 1, count):
-                pictures = [int(n) for n in order[start : start + count]]
-                names = self.packer.letters[:count]
-                queries = [(captions[picture][0], place) for place, picture in enumerate(pictures)]
-                logits, _ = self.logits(self.packer.pack(pictures, names, queries), self.dev[pictures])
-                among = logits[:, names]
-                ranks = (among > among.diagonal()[:, None]).sum(dim=1).tolist()
-                gains += [1 / (rank + 1) if rank < 10 else 0.0 for rank in ranks]
-        return {"dev MRR@10": sum(gains) / max(1, len(gains))}
+        for pictures, asked in lists:
+            names = self.packer.letters[: len(pictures)]
+            queries = [(self.corpus.captions[row][0], pictures.index(row)) for row in asked]
+            logits, _ = self.logits(self.packer.pack(pictures, names, queries), self.tokens[0][pictures])
+            among = logits[:, names]
+            own = among.gather(1, torch.tensor([[place] for _, place in queries]))
+            ranks = (among > own).sum(dim=1).tolist()
+            gains += [1 / (rank + 1) if rank < 10 else 0.0 for rank in ranks]
+        return sum(gains) / max(1, len(gains))
 
     def finish(self) -> None:
         """Write the model in Hugging Face format, with its trust profile and the logs of both stages."""
+        figures = self.held_out_figures()
+        log.info("held-out photographs: %s", ", ".join(f"{k} {v:.3f}" for k, v in figures.items()))
         folder = self.root / "model"
         self.model.requires_grad_(True)
         save_model(folder, self.model, self.corpus.tokenizer, make_image_processor(), TEMPLATE)
@@ -367,8 +383,9 @@ class ListwiseTraining(PhotoTraining):
             if path.is_file()
             for line in path.read_text(encoding="utf-8").splitlines()
         ]
+        lines.append(json.dumps({"stage": self.stage, "step": self.steps, **figures}) + "\n")
         (folder / self.log.name).write_text("".join(lines), encoding="utf-8")
-        count = min(CALIBRATION_CANDIDATES, len(self.corpus.photos["train"]))
+        count = min(CALIBRATION_CANDIDATES, len(self.corpus.photos))
         lists = photo_lists(self.corpus.folder, lists=CALIBRATION_LISTS, count=count, split="train")
         asked = [(task.text, [lists.picture(name) for name in task.candidates or ()]) for task in lists.tasks]
         profile = calibrate(Backbone.from_pretrained(folder), asked)
