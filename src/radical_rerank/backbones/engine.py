@@ -46,7 +46,7 @@ class Run:
         self._image_token: int = self._base.config.image_token_id
         self._layers = list(self._text.layers)
         if pruner.needs_profile:
-            profile = Profile.find(identity_of(model))
+            profile = Profile.find(identity_of(model), alpha=pruner.needs_alpha)
             if profile is None:
                 raise CalibrationError(
                     f"{type(pruner).__name__} needs the model's trust profile, and none is known: pass "

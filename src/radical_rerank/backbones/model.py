@@ -392,9 +392,8 @@ def _loading(
         # A model that is spread or quantized is a large one: on a CPU, too, it comes as it is.
         special = options.get("device_map") is not None or options.get("quantization_config") is not None
         options["dtype"] = torch.float32 if chosen == "cpu" and not special else "auto"
-    elif isinstance(dtype, str) and dtype != "auto":
-        if not isinstance(getattr(torch, dtype, None), torch.dtype):
-            raise InputError(f"unknown dtype {dtype!r}; use float32, bfloat16 or float16")
+    elif dtype != "auto" and isinstance(dtype, str) and not isinstance(getattr(torch, dtype, 0), torch.dtype):
+        raise InputError(f"unknown dtype {dtype!r}; use float32, bfloat16 or float16")
     if options.get("quantization_config") is not None:
         # Quantized weights are made where they will be used; some cannot be moved later.
         options.setdefault("device_map", {"": chosen})

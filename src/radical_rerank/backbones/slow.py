@@ -1,7 +1,7 @@
 """Slow and plain versions of what the engine does, made of the stock model alone.
 
-Attention is the model's own, in full. Dropped tokens stay in the pass, but nobody may look at them. There is no
-cache. This is what `radical check` compares the engine with, on any checkpoint and device.
+Attention is the model's own, in full. Dropped tokens stay in the pass, but nobody may look at them. There is
+no cache. This is what `radical check` compares the engine with, on any checkpoint and device.
 """
 
 from __future__ import annotations

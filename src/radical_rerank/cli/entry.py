@@ -239,7 +239,9 @@ def _print_report(report: "CheckReport") -> None:
             "saved; the same image first in {same_first:.0%} of the lists".format(**report.speed)
         )
     console.print(", ".join(f"{name} {escape(value)}" for name, value in report.facts.items()))
-    console.print("everything passed" if report.passed else "some checks failed: please report the --json output")
+    console.print(
+        "everything passed" if report.passed else "some checks failed: please report the --json output"
+    )
 
 
 @app.command()

@@ -101,6 +101,10 @@ class CheckReport:
         checks: the comparisons
         speed: seconds per list dense and pruned, and what pruning saved; empty if it failed
         profile: the trust profile that was measured, if it could be
+
+    Example:
+        >>> CheckReport("m", {}, (Check("keep 1", "", difference=0.1, tolerance=0.01),)).passed
+        False
     """
 
     model: str
@@ -161,7 +165,9 @@ def check_model(
         (True, 'keep 1')
     """
     if model.dtype not in TOLERANCES:
-        raise InputError(f"there are no tolerances for {model.dtype}; load the model in {', '.join(TOLERANCES)}")
+        raise InputError(
+            f"there are no tolerances for {model.dtype}; load the model in {', '.join(TOLERANCES)}"
+        )
     bench = _Bench(model, keep, lists, candidates, calibration)
     limit = TOLERANCES[model.dtype]
     with model.exclusive():
@@ -263,7 +269,12 @@ class _Bench:
             ("survivors", "tokens kept: those the formulas choose", limit.survivors, self.survivors),
             ("pruned", "logits after two stages: a pass with masks", limit.logits, self.pruned),
             ("decoding", f"{DECODED} tokens after pruning: a pass with masks", limit.logits, self.decoding),
-            ("batch attention", "p in a padded batch: each list alone", limit.attention, self.batch_attention),
+            (
+                "batch attention",
+                "p in a padded batch: each list alone",
+                limit.attention,
+                self.batch_attention,
+            ),
             ("batch", "logits of a pruned batch: each list alone", limit.logits, self.batch),
             ("budget", f"tokens left in rankings at keep {self.keep:g}: ⌈…⌉", 0.0, self.budget),
             ("restored", "logits after all this: the stock model's", limit.logits, self.restored),
@@ -431,7 +442,9 @@ class _Bench:
                         seconds[name].append(time.perf_counter() - start)
                         rankings[name].append(ranking)
         self.speed = _speed(seconds, rankings)
-        return max(_over_budget(ranking, pruner, self.model.shape.num_layers) for ranking in rankings["pruned"])
+        return max(
+            _over_budget(ranking, pruner, self.model.shape.num_layers) for ranking in rankings["pruned"]
+        )
 
     def restored(self) -> float:
         return _apart(slow.stock_logits(self.model, self.inputs(self.cases[0]))[0, -1], self.stock)

@@ -413,7 +413,8 @@ class Reranker:
         """Find the model's trust profile if the method needs it, or measure and save it now."""
         if self.pruner.needs_profile:
             with self.backbone.exclusive():
-                profile = Profile.find(self.backbone.identity) or measured_profile(self)
+                known = Profile.find(self.backbone.identity, alpha=self.pruner.needs_alpha)
+                profile = known or measured_profile(self)
                 self.pruner = self.pruner.with_profile(profile)
 
 
