@@ -1,7 +1,7 @@
 """Tensors that pretend to lie on several devices, on a machine that has one.
 
-Inside `Pretending`, every tensor carries the name of a device. An operation on tensors of different devices is an
-error, as it is on real ones. Numbers, and indices that are on the CPU, are allowed, as torch allows them.
+Inside `Pretending`, every tensor carries the name of a device. An operation on tensors of different devices
+is an error, as it is on real ones. Numbers, and indices that are on the CPU, are allowed, as torch allows them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Pretending(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        if func == torch.Tensor.device.__get__:  # type: ignore[attr-defined]
+        if func == torch.Tensor.device.__get__:
             return device_tag(args[0])
         if name in ("to", "cpu"):
             return self._move(func, name, args, kwargs)
@@ -82,5 +82,5 @@ def place(module: torch.nn.Module, device: str) -> None:
     for part in module.modules():
         hook = AlignDevicesHook(skip_keys=["past_key_values"])
         hook.execution_device = torch.device(device)
-        hook.init_hook = lambda own: own  # type: ignore[method-assign]
+        hook.init_hook = lambda own: own
         add_hook_to_module(part, hook)

@@ -1,4 +1,4 @@
-"""Models that are loaded with options of Hugging Face: on several devices, on disk, quantized, other kernels."""
+"""Models that are loaded with options of Hugging Face: several devices, disk, quantized, other kernels."""
 
 from __future__ import annotations
 

@@ -451,11 +451,13 @@ def test_a_published_schedule_without_alpha_does_what_it_can_and_says_what_it_ca
         assert not pruner.needs_profile
     # RaDiCal with each layer's α does: the error says how to get it.
     missing = rf"of {name}, only the schedule .*{layers[0]}, .* is published, not its α: .*radical calibrate"
-    for options in ({}, {"layers": layers}, {"strategy": "deep_only"}):
+    needing: list[dict[str, Any]] = [{}, {"layers": layers}]
+    for options in needing:
         with pytest.raises(CalibrationError, match=missing):
             RaDiCal(profile=profile, **options).stages(shape.num_layers)
     # Another schedule cannot be chosen without α.
-    for options in ({"num_stages": 3}, {"gap": 3}, {"strategy": "deep_only"}):
+    others: list[dict[str, Any]] = [{"num_stages": 3}, {"gap": 3}, {"strategy": "deep_only"}]
+    for options in others:
         with pytest.raises(CalibrationError, match="only the α-Maximin schedule of 4 stages 2 apart"):
             RaDiCal(alpha=0.5, profile=profile, **options).stages(shape.num_layers)
     with pytest.raises(CalibrationError, match="the model has 24 layers"):

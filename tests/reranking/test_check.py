@@ -15,7 +15,7 @@ from radical_rerank.backbones import Backbone, decoding, engine, view
 from radical_rerank.backbones.slow import attention_of, eager, masked_logits
 from radical_rerank.cli import main
 from radical_rerank.errors import InputError
-from radical_rerank.method import normalized_entropy
+from radical_rerank.method import keep_count, normalized_entropy
 from radical_rerank.pruning import Profile
 from radical_rerank.reranking import calibration, check, check_model, generated_list
 from radical_rerank.reranking.check import TOLERANCES, Check, _Bench, _run
@@ -120,7 +120,7 @@ def padding_is_seen(state: Any, hidden: torch.Tensor, *_: Any) -> torch.Tensor:
 
 
 def one_token_too_many(patch: pytest.MonkeyPatch) -> None:
-    stock = engine.keep_count
+    stock = keep_count
     patch.setattr(engine, "keep_count", lambda keep, alive: min(alive, stock(keep, alive) + 1))
 
 

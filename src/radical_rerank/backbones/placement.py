@@ -22,7 +22,7 @@ def device_of(module: Any) -> torch.device:
             place = getattr(one, "execution_device", None)
             if place is not None:
                 return torch.device(place)
-    return weight.device
+    return torch.device(weight.device)
 
 
 def plain_tensors(model: Any, *, read: bool) -> Iterator[tuple[str, Tensor]]:

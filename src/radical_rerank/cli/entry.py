@@ -220,7 +220,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _print_report(report: "CheckReport") -> None:
+def _print_report(report: CheckReport) -> None:
     console = Console(highlight=False)
     table = Table("check", "compared", "difference", "tolerance", "", title=escape(report.model))
     for one in report.checks:
@@ -239,9 +239,7 @@ def _print_report(report: "CheckReport") -> None:
             "saved; the same image first in {same_first:.0%} of the lists".format(**report.speed)
         )
     console.print(", ".join(f"{name} {escape(value)}" for name, value in report.facts.items()))
-    console.print(
-        "everything passed" if report.passed else "some checks failed: please report the --json output"
-    )
+    console.print("everything passed" if report.passed else "some checks failed: report them with --json")
 
 
 @app.command()

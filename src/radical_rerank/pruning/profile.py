@@ -88,8 +88,8 @@ class Profile:
         """Return α of a layer, or raise a CalibrationError if the profile does not have it."""
         if not self.alpha:
             raise CalibrationError(
-                f"of {self.model}, {self.published}: measure the model with `radical calibrate`, or set a fixed "
-                "alpha"
+                f"of {self.model}, {self.published}: measure the model with `radical calibrate`, or set a "
+                "fixed alpha"
             )
         if layer not in self.layers:
             raise CalibrationError(f"the profile of {self.model} has no value for layer {layer}")

@@ -171,7 +171,7 @@ class RaDiCal(Pruner):
         if (self.strategy, self.num_stages, self.gap) != ("alpha_maximin", len(profile.layers), 2):
             raise CalibrationError(
                 f"of {profile.model}, only the α-Maximin schedule of {len(profile.layers)} stages 2 apart is "
-                f"published, {list(profile.layers)}: for another one, measure the model with `radical calibrate`"
+                f"published, {list(profile.layers)}: for another, measure the model with `radical calibrate`"
             )
         return profile.layers
 

@@ -1,4 +1,4 @@
-"""Check a model: the engine against slow versions of the same things, on the user's own weights and device."""
+"""Check a model: the engine against slow versions of the same, on the user's own weights and device."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ TOLERANCES = {
     "float16": Tolerance(logits=0.02, attention=5e-3, entropy=1e-3, survivors=0.05),
     "bfloat16": Tolerance(logits=0.1, attention=0.02, entropy=5e-3, survivors=0.1),
 }
-"""By the dtype of the weights. In half precision, they leave room for what rounding alone does to a decoder of
-36 layers: the same random model, once with its own attention and once with eager attention, differs by up to
-0.035 (bfloat16) and 0.004 (float16) in its logits. In float32, the checks are sharp."""
+"""By the dtype of the weights. In half precision, they leave room for what rounding alone does to a decoder
+of 36 layers: the same random model, with its own attention and with eager attention, differs by up to 0.035
+(bfloat16) and 0.004 (float16) in its logits. In float32, the checks are sharp."""
 
 
 @dataclass(frozen=True)
@@ -329,9 +329,9 @@ class _Bench:
         """By layer, the engine's p and that of full attention, in one and the same pass."""
         case, recorder = self.cases[0], _Recorder()
         columns = case.layout.positions.tolist()
-        with slow.eager(self.model), slow.attention_of(self.model, case.layout.rows, columns) as full:
-            with recorder.on(self.model.model, case.layout):
-                slow.stock_logits(self.model, self.inputs(case))
+        watch = slow.attention_of(self.model, case.layout.rows, columns)
+        with slow.eager(self.model), watch as full, recorder.on(self.model.model, case.layout):
+            slow.stock_logits(self.model, self.inputs(case))
         ours = {layer: p for layer, (p,) in recorder.p.items()}
         return ours, {layer: _averaged(full[layer].cpu()) for layer in ours}
 
@@ -377,7 +377,7 @@ class _Bench:
 
     @cached_property
     def masked(self) -> tuple[Tensor, Tensor]:
-        """The engine's (1 + DECODED, vocabulary) logits after the prompt and each token, and the slow ones."""
+        """The engine's (1 + DECODED, vocabulary) logits after the prompt and each token; the slow ones."""
         case = self.cases[0]
         with self.radical.on(self.model.model, case.layout) as run:
             tokens, ours = slow.greedy(self.model, self.inputs(case), DECODED + 1)
