@@ -1,7 +1,8 @@
 """Tensors that pretend to lie on several devices, on a machine that has one.
 
 Inside `Pretending`, every tensor carries the name of a device. An operation on tensors of different devices
-is an error, as it is on real ones. Numbers, and indices that are on the CPU, are allowed, as torch allows them.
+is an error, as it is on real ones. Numbers, and indices that are on the CPU, are allowed, as torch allows
+them.
 """
 
 from __future__ import annotations

@@ -234,9 +234,9 @@ def _print_report(report: CheckReport) -> None:
             console.print(f"{one.name}: {escape(one.note)}")
     if report.speed:
         console.print(
-            "a list of {visual_tokens:.0f} visual tokens: {dense_seconds:.3f} s dense, {pruned_seconds:.3f} s "
-            "pruned to {visual_tokens_left:.0f} ({speed_up:.2f}×); {flops_saved:.0%} of the decoder's FLOPs "
-            "saved; the same image first in {same_first:.0%} of the lists".format(**report.speed)
+            "a list of {visual_tokens:.0f} visual tokens: {dense_seconds:.3f} s dense, {pruned_seconds:.3f} "
+            "s pruned to {visual_tokens_left:.0f} ({speed_up:.2f}×); {flops_saved:.0%} of the decoder's "
+            "FLOPs saved; the same image first in {same_first:.0%} of the lists".format(**report.speed)
         )
     console.print(", ".join(f"{name} {escape(value)}" for name, value in report.facts.items()))
     console.print("everything passed" if report.passed else "some checks failed: report them with --json")
