@@ -19,9 +19,10 @@ from radical_rerank.backbones.placement import device_of
 from radical_rerank.cli import main
 from radical_rerank.errors import InputError
 from radical_rerank.pruning import Pruner
+from radical_rerank.reranking import check_model, generated_list
 from radical_rerank.reranking.check import _Bench
 from tests.cases import PROFILE, draw_list, first_fast, greedy, make_case, model_of, stack
-from tests.tiny import TINY_FAMILIES
+from tests.tiny import TINY_FAMILIES, write_tiny
 
 PRUNER = RaDiCal(keep=0.3, layers=(1, 4, 7), profile=PROFILE)
 
@@ -248,3 +249,16 @@ def test_a_tensor_that_stays_behind_is_an_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(BatchState, "move", lambda state, device: None)
     with pytest.raises(RuntimeError, match="tensors on c"), Pretending(), PRUNER.on(spread, case.layout):
         greedy(spread, case.inputs, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["load_in_4bit", "load_in_8bit"])
+def test_a_quantized_model_passes_the_checks(option: str, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="a library of others")
+    folder = write_tiny(tmp_path / "model", "qwen3_vl")
+    config = {"quant_method": "bitsandbytes", option: True}
+    backbone = Backbone.from_pretrained(folder, model_kwargs={"quantization_config": config})
+    assert "Linear" in type(backbone.text.layers[0].self_attn.q_proj).__name__
+    assert backbone.fingerprint != Backbone.from_pretrained(folder).fingerprint
+    report = check_model(backbone, lists=1, candidates=3, calibration=[generated_list(0, 3)])
+    assert [one for one in report.checks if not one.passed] == []
