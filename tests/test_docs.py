@@ -66,7 +66,9 @@ def stock_model(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(transformers, kind, fake)
     monkeypatch.setattr(model.generation_config, "pad_token_id", 0)
     find = Profile.find
-    monkeypatch.setattr(Profile, "find", lambda model: PROFILE if isinstance(model, str) else find(model))
+    monkeypatch.setattr(
+        Profile, "find", lambda model, **how: PROFILE if isinstance(model, str) else find(model, **how)
+    )
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(page)])

@@ -26,6 +26,8 @@ from radical_rerank.pruning import (
     build,
 )
 from radical_rerank.reranking import (
+    Check,
+    CheckReport,
     Document,
     PromptTemplate,
     PruningReport,
@@ -36,6 +38,7 @@ from radical_rerank.reranking import (
     Skipped,
     StageReport,
     calibrate,
+    check_model,
     generated_list,
 )
 
@@ -45,6 +48,8 @@ __all__ = [
     "DART",
     "METHODS",
     "Backbone",
+    "Check",
+    "CheckReport",
     "Dense",
     "Document",
     "DynResDTI",
@@ -73,6 +78,7 @@ __all__ = [
     "VisionZip",
     "build",
     "calibrate",
+    "check_model",
     "generated_list",
     "layout_of",
 ]

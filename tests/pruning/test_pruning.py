@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import shutil
@@ -14,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radical_rerank.backbones import Backbone, layout_of
+from radical_rerank.backbones import Backbone, decoder_shape, layout_of
 from radical_rerank.errors import CalibrationError, InputError, LayoutError
 from radical_rerank.lab.experiments.definitions import ABLATION, EXPERIMENTS
 from radical_rerank.method import STRATEGIES, DecoderShape, discriminative_importance, keep_ratio
@@ -430,6 +431,68 @@ def test_a_profile_of_some_layers_says_what_it_cannot_do(recwarn: pytest.Warning
         RaDiCal(profile=published, num_stages=5).stages(36)
     with pytest.warns(UserWarning, match="16 of 36 layers"):
         RaDiCal(profile=published, gap=3).stages(36)
+
+
+SCHEDULES = {
+    "Qwen/Qwen3-VL-8B-Instruct": ([4, 7, 21, 29], DecoderShape(36, 4096, 32, 8, 128, 12288)),
+    "OpenGVLab/InternVL2_5-8B": ([8, 22, 25, 27], DecoderShape(32, 4096, 32, 8, 128, 14336)),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_published_schedule_without_alpha_does_what_it_can_and_says_what_it_cannot(name: str) -> None:
+    layers, shape = SCHEDULES[name]
+    profile = Profile.find(name)
+    assert profile is not None
+    assert (list(profile.layers), profile.alpha, profile.shape) == (layers, (), shape)
+    # A method with an α of its own needs no more than the layers.
+    for pruner in (Random(profile=profile), RaDiCal(alpha=0.5, profile=profile)):
+        assert [stage.layer for stage in pruner.stages(shape.num_layers)] == layers
+        assert not pruner.needs_profile
+    # RaDiCal with each layer's α does: the error says how to get it.
+    missing = rf"of {name}, only the schedule .*{layers[0]}, .* is published, not its α: .*radical calibrate"
+    needing: list[dict[str, Any]] = [{}, {"layers": layers}]
+    for options in needing:
+        with pytest.raises(CalibrationError, match=missing):
+            RaDiCal(profile=profile, **options).stages(shape.num_layers)
+    # Another schedule cannot be chosen without α.
+    others: list[dict[str, Any]] = [{"num_stages": 3}, {"gap": 3}, {"strategy": "deep_only"}]
+    for options in others:
+        with pytest.raises(CalibrationError, match="only the α-Maximin schedule of 4 stages 2 apart"):
+            RaDiCal(alpha=0.5, profile=profile, **options).stages(shape.num_layers)
+    with pytest.raises(CalibrationError, match="the model has 24 layers"):
+        Random(profile=profile).stages(24)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_is_found_where_alpha_is_not_needed(name: str) -> None:
+    same = ModelIdentity(name, "1" * 16, SCHEDULES[name][1])
+    assert Profile.find(same) is None  # so RaDiCal is calibrated, as for any model
+    assert Profile.find(same, alpha=False) == Profile.find(name)
+    assert Profile.find(replace(same, name=f"{name}-hf"), alpha=False) == Profile.find(name)
+    assert Profile.find(replace(same, name="another"), alpha=False) is None
+    assert (RaDiCal().needs_alpha, RaDiCal(alpha=0.5).needs_alpha, Random().needs_alpha) == (
+        True,
+        False,
+        False,
+    )
+    whole = Profile.measured(name, [0.5 + i / 100 for i in range(32)], 1, "measured", same.fingerprint)
+    whole.save(Profile.cache_path(same))
+    assert Profile.find(same) == Profile.find(same, alpha=False) == whole
+
+
+def test_a_schedule_serves_a_model_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine looks it up for a method that needs only layers, and refuses one that needs α."""
+    model, case = copy.deepcopy(model_of("qwen3_vl")), make_case("qwen3_vl", SHAPES)
+    model.config._name_or_path = "tiny"
+    shape = decoder_shape(model.config)
+    schedule = Profile("tiny", (1, 3, 4, 6), (), shape=shape)
+    monkeypatch.setattr("radical_rerank.pruning.profile.published_profiles", lambda: (schedule,))
+    with torch.no_grad(), Random(keep=0.2).on(model, case.layout) as run:
+        model(**case.inputs)
+    assert [stage.layer for stage in run.stages[0]] == [1, 3, 4, 6]
+    with pytest.raises(CalibrationError, match="profile=calibrate"):
+        RaDiCal(keep=0.2).on(model, case.layout)
 
 
 def test_nan_is_no_profile() -> None:

@@ -66,6 +66,6 @@ class Decoding:
             if valid is not None:
                 new = state.cache.get_seq_length(index) + hidden.shape[1] - length
                 later = valid.new_ones(len(valid), new) if self._new is None else self._new[:, -new:]
-                columns = torch.cat((valid, later), dim=1)
+                columns = torch.cat((valid, later.to(valid.device)), dim=1)
             self._masks[group] = state.causal_mask(hidden, columns, index)
         return self._masks[group]

@@ -21,6 +21,7 @@ from torch import Tensor
 from radical_rerank.backbones.decoding import Decoding
 from radical_rerank.backbones.hooks import Hooks, entered_for
 from radical_rerank.backbones.model import base_model, identity_of, text_model, unwrapped
+from radical_rerank.backbones.placement import device_of
 from radical_rerank.backbones.view import LazyTensor, View, all_keys
 from radical_rerank.errors import CalibrationError, LayoutError, UnsupportedModelError
 from radical_rerank.method import keep_count
@@ -44,13 +45,8 @@ class Run:
         self._base = base_model(model)
         self._image_token: int = self._base.config.image_token_id
         self._layers = list(self._text.layers)
-        devices = {parameter.device for parameter in self._text.parameters()}
-        if len(devices) > 1:
-            raise UnsupportedModelError(
-                f"the decoder is spread over several devices: {sorted(map(str, devices))}"
-            )
         if pruner.needs_profile:
-            profile = Profile.find(identity_of(model))
+            profile = Profile.find(identity_of(model), alpha=pruner.needs_alpha)
             if profile is None:
                 raise CalibrationError(
                     f"{type(pruner).__name__} needs the model's trust profile, and none is known: pass "
@@ -127,7 +123,8 @@ class Run:
             self._images = ids == self._image_token
         elif embeddings is not None:  # the model, too, finds placeholders by their embedding
             token = torch.tensor(self._image_token, device=embeddings.device)
-            self._images = (embeddings == self._text.embed_tokens(token)).all(dim=-1)
+            placeholder = self._text.embed_tokens(token).to(embeddings.device)
+            self._images = (embeddings == placeholder).all(dim=-1)
 
     def _begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cache = kwargs.get("past_key_values")
@@ -170,12 +167,16 @@ class Run:
         state = self._state
         assert state is not None
         hidden = args[0] if args else kwargs.pop("hidden_states")
+        device = device_of(layer)  # layers may lie on several devices
         if self._decoding is not None:
+            hidden = hidden.to(device)
             return (hidden, *args[1:]), self._decoding.enter(index, hidden, kwargs)
         if index == 0:
             state.start(kwargs)
         else:
             hidden = self._leave(state, index - 1, hidden)
+        hidden = hidden.to(device)
+        state.move(device)
         stage = self._stages.get((index, "before"))
         if stage is not None:
             hidden = state.prune(stage, layer, hidden, hidden)
@@ -252,7 +253,7 @@ class BatchState:
             raise LayoutError(f"{len(layouts)} layouts cannot describe a batch of {batch}")
         self.layouts = [layout for layout in layouts for _ in range(batch // len(layouts))]
         self.signals = [own for own in signals or () for _ in range(batch // len(layouts))]
-        self.valid = self._padding(kwargs.get("attention_mask"))
+        self.valid = self._padding(kwargs.get("attention_mask"), embeddings.device)
         self.offsets = [self.length - layout.length for layout in self.layouts]
         self._check_images(images)
 
@@ -279,7 +280,7 @@ class BatchState:
         self.stages: list[list[PrunedStage]] = [[] for _ in self.layouts]
         self.seconds = {"prior": 0.0, "selection": 0.0}
 
-    def _padding(self, mask: Any) -> Tensor | None:
+    def _padding(self, mask: Any, device: torch.device) -> Tensor | None:
         """Return (B, S) which tokens are not padding, None if there is none. Checks the layouts' lengths."""
         lengths = [layout.length for layout in self.layouts]
         if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
@@ -294,9 +295,9 @@ class BatchState:
                 )
         if mask is None or min(lengths) == self.length:
             return None
-        valid: Tensor = mask.bool()
-        columns = torch.arange(self.length, device=mask.device)
-        if not torch.equal(valid, columns >= self.length - mask.sum(dim=1, keepdim=True)):
+        valid = mask.to(device).bool()
+        columns = torch.arange(self.length, device=device)
+        if not torch.equal(valid, columns >= self.length - valid.sum(dim=1, keepdim=True)):
             raise LayoutError("prompts of different lengths must be padded on the left")
         return valid
 
@@ -330,6 +331,23 @@ class BatchState:
             raise UnsupportedModelError(
                 f"{type(self.cache).__name__} keeps all layers at one length; use a DynamicCache"
             )
+
+    def move(self, device: torch.device) -> None:
+        """Follow the hidden states to the device of the next layer.
+
+        The prompt's embeddings and DeepStack features stay where they are; what is read of them is moved.
+        """
+        index = self.index.to(device)
+        if index is self.index:
+            return
+        self.index = index
+        self.valid = None if self.valid is None else self.valid.to(device)
+        self.rotary = self.rotary[0].to(device), self.rotary[1].to(device)
+        for own in (self.candidate_of, self.alive, self.slots):
+            own[:] = [tensor.to(device) for tensor in own]
+        for memory in self.memory:
+            memory |= {name: tensor.to(device) for name, tensor in memory.items()}
+        self.mask_is_current = not self.pruned
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of layer `index` for the tokens that are alive."""
@@ -416,10 +434,11 @@ class BatchState:
         hidden = hidden.clone()
         hidden[row, slots[merge.kept]] = mix @ hidden[row, slots]
         if self.visual is not None:
-            ordinal = self.visual.flatten().cumsum(0).view_as(self.visual) - 1
+            visual = self.visual.to(hidden.device)
+            ordinal = visual.flatten().cumsum(0).view_as(visual) - 1
             tokens = ordinal[row, self.index[row, slots]]
             for level in range(stage.layer + (stage.when == "after"), len(self.deepstack)):
-                features = self.deepstack[level].clone()
+                features = self.deepstack[level].to(hidden.device, copy=True)
                 features[tokens[merge.kept]] = mix.to(features.dtype) @ features[tokens]
                 self.deepstack[level] = features
         return hidden
@@ -458,7 +477,7 @@ class BatchState:
         """Return rotary embeddings of these positions, (B, n), the same on all axes of M-RoPE."""
         sections = (getattr(self.config, "rope_parameters", None) or {}).get("mrope_section")
         cos, sin = self.text.rotary_emb(hidden, positions.expand(3, -1, -1) if sections else positions)
-        return cos, sin
+        return cos.to(hidden.device), sin.to(hidden.device)
 
     def causal_mask(self, hidden: Tensor, valid: Tensor | None, layer: int) -> Any:
         """Return the mask that the model would make for this layer, as its attention kernel expects it."""

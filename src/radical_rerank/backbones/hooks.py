@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from radical_rerank.backbones.placement import device_of
 from radical_rerank.backbones.view import all_keys
 from radical_rerank.errors import StoppedError
 
@@ -113,7 +114,9 @@ def last_row_only(model: nn.Module, text: Any) -> Iterator[None]:
         mask = kwargs.get("attention_mask")
         read = layer._forward_hooks or text.norm._forward_pre_hooks
         if not read and (mask is None or isinstance(mask, Tensor)) and hidden.shape[1] > 1:
-            cos, sin = kwargs["position_embeddings"]
+            device = device_of(layer)
+            hidden = hidden.to(device)
+            cos, sin = (part.to(device) for part in kwargs["position_embeddings"])
             earlier = hidden[:, :-1]
             keys = all_keys(layer, earlier, cos[:, :-1], sin[:, :-1])
             values = layer.self_attn.v_proj(layer.input_layernorm(earlier))

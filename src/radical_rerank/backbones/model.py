@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor
 from radical_rerank.backbones.families import FAMILIES, TEXT_TYPES, Family
 from radical_rerank.backbones.families.base import ImageFeatures, Pixels
 from radical_rerank.backbones.hooks import last_row_only, stopping
+from radical_rerank.backbones.placement import device_of, plain_tensors
 from radical_rerank.embedded import DEFAULT_MODEL as DEFAULT_MODEL
 from radical_rerank.embedded import MODELS  # the one place that knows the models that ship
 from radical_rerank.errors import InputError, RadicalError, UnsupportedModelError
@@ -108,14 +109,14 @@ def fingerprint_of(model: Any) -> str:
     The same checkpoint loaded in another dtype that holds its values has the same fingerprint. Changing a
     weight in place changes it.
     """
-    weights = dict(sorted(model.state_dict().items()))
     # Reading all weights of a large model takes seconds, so it is repeated only after a change.
     config = config_digest(unwrapped(model).config)
-    state = config, tuple((tensor.data_ptr(), tensor._version) for tensor in weights.values())
+    weights = plain_tensors(model, read=False)
+    state = config, tuple((tensor.data_ptr(), tensor._version) for _, tensor in weights)
     known = _fingerprints.get(model)
     if known is None or known[0] != state:
         digest = hashlib.sha256(config.encode())
-        for name, tensor in weights.items():
+        for name, tensor in plain_tensors(model, read=True):
             digest.update(f"{name} {tuple(tensor.shape)} {_checksum(tensor)}".encode())
         known = _fingerprints[model] = state, digest.hexdigest()[:16]
     return known[1]
@@ -209,6 +210,7 @@ class Backbone:
         device: str | None = None,
         dtype: str | torch.dtype | None = None,
         attn_implementation: str | None = None,
+        model_kwargs: Mapping[str, Any] | None = None,
     ) -> Backbone:
         """Load a model.
 
@@ -217,6 +219,8 @@ class Backbone:
             device: by default the accelerator if there is one
             dtype: by default the checkpoint's own on an accelerator, float32 on a CPU
             attn_implementation: passed on to Hugging Face
+            model_kwargs: whatever else `from_pretrained` of Hugging Face takes: device_map, max_memory,
+                offload_folder, quantization_config, revision … With a device_map, `device` is not used
 
         Returns:
             The loaded model, in evaluation mode.
@@ -233,30 +237,27 @@ class Backbone:
         source = str(folder_of(asked) or asked)
         if source.startswith((".", "/", "~")) and not Path(source).is_dir():
             raise InputError(f"there is no folder {source}")
-        if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
-            raise InputError(f"unknown dtype {dtype!r}; use float32, bfloat16 or float16")
-        if device is None:
-            device = str(torch.accelerator.current_accelerator() or "cpu")
-        if dtype is None:
-            dtype = torch.float32 if device == "cpu" else "auto"
+        options, device = _loading(device, dtype, attn_implementation, dict(model_kwargs or {}))
+        files = {name: options[name] for name in _FILE_OPTIONS if name in options}
         try:
-            if PreTrainedConfig.get_config_dict(source)[0].get("model_type") == "internvl_lite":
+            if PreTrainedConfig.get_config_dict(source, **files)[0].get("model_type") == "internvl_lite":
                 from radical_rerank.backbones import lite_vision  # noqa: F401, registers the type
-            config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(source, trust_remote_code=False, **files)
             family_of(config)  # before any weights are read
-            options = {"attn_implementation": attn_implementation} if attn_implementation else {}
-            model = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype, **options)
-            tokenizer = AutoTokenizer.from_pretrained(source)
-            image_processor = AutoImageProcessor.from_pretrained(source)
+            model = AutoModelForImageTextToText.from_pretrained(source, **options)
+            tokenizer = AutoTokenizer.from_pretrained(source, **files)
+            image_processor = AutoImageProcessor.from_pretrained(source, **files)
             if tokenizer.chat_template is None:
-                tokenizer.chat_template = _processor_chat_template(source)
+                tokenizer.chat_template = _processor_chat_template(source, files)
         except RadicalError:
             raise
         except Exception as error:  # a broken file can make the libraries raise anything
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise InputError(f"cannot load the model {asked!r}: {reason}") from error
         model.config._name_or_path = asked
-        return cls(model.to(device).eval(), tokenizer, image_processor)
+        if device is not None:
+            model = model.to(device)
+        return cls(model.eval(), tokenizer, image_processor)
 
     @property
     def name(self) -> str:
@@ -284,8 +285,13 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """The model's device."""
-        return torch.device(self.model.device)
+        """The device that takes the prompt, of a model on several."""
+        return device_of(self.model.get_input_embeddings())
+
+    @property
+    def devices(self) -> list[str]:
+        """All devices that the decoder computes on, in the order of its layers."""
+        return list(dict.fromkeys(str(device_of(layer)) for layer in self.text.layers))
 
     @property
     def dtype(self) -> str:
@@ -358,12 +364,48 @@ class Backbone:
         return texts
 
 
-def _processor_chat_template(name: str) -> str | None:
+_FILE_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
+"""options of `from_pretrained` that say where the files are: the tokenizer's, too"""
+
+
+def _loading(
+    device: str | None,
+    dtype: str | torch.dtype | None,
+    attn_implementation: str | None,
+    options: dict[str, Any],
+) -> tuple[dict[str, Any], str | None]:
+    """Return the options for Hugging Face, and the device to move the model to; None: it is placed already.
+
+    options: the user's own
+    """
+    for name, value in (("dtype", dtype), ("attn_implementation", attn_implementation)):
+        if value is None:
+            continue
+        if options.get(name, value) != value:
+            raise InputError(f"{name} is {value!r}, but model_kwargs says {options[name]!r}: give one")
+        options[name] = value
+    if device is not None and options.get("device_map") is not None:
+        raise InputError("give either a device or model_kwargs with a device_map, not both")
+    chosen = device or str(torch.accelerator.current_accelerator() or "cpu")
+    dtype = options.get("dtype")
+    if dtype is None:
+        # A model that is spread or quantized is a large one: on a CPU, too, it comes as it is.
+        special = options.get("device_map") is not None or options.get("quantization_config") is not None
+        options["dtype"] = torch.float32 if chosen == "cpu" and not special else "auto"
+    elif dtype != "auto" and isinstance(dtype, str) and not isinstance(getattr(torch, dtype, 0), torch.dtype):
+        raise InputError(f"unknown dtype {dtype!r}; use float32, bfloat16 or float16")
+    if options.get("quantization_config") is not None:
+        # Quantized weights are made where they will be used; some cannot be moved later.
+        options.setdefault("device_map", {"": chosen})
+    return options, None if options.get("device_map") is not None else chosen
+
+
+def _processor_chat_template(name: str, files: dict[str, Any]) -> str | None:
     """Return the chat template of a checkpoint that stores it with its processor, not its tokenizer."""
     from transformers.utils import cached_file
 
     for file in ("chat_template.jinja", "chat_template.json"):
-        path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        path = cached_file(name, file, _raise_exceptions_for_missing_entries=False, **files)
         if path is not None:
             text = Path(path).read_text(encoding="utf-8")
             return str(json.loads(text)["chat_template"]) if file.endswith("json") else text

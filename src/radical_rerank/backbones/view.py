@@ -67,11 +67,12 @@ class View(StageView):
 
     @property
     def signals(self) -> VisionSignals:
-        return self._state.signals[self._row]
+        own, device = self._state.signals[self._row], self.alive.device
+        return VisionSignals(own.attention.to(device), own.keys.to(device))
 
     def normed(self, hidden: Tensor) -> Tensor:
         normed: Tensor = self._state.text.norm(hidden)
-        return normed
+        return normed.to(hidden.device)
 
     def attention(self, rows: Sequence[int] | None = None) -> Tensor:
         state, row = self._state, self._row
@@ -115,7 +116,7 @@ class View(StageView):
         """Return input embeddings at positions of this list; at visual tokens, the encoder's outputs."""
         embeddings = self._state.embeddings
         where = torch.as_tensor(positions, device=embeddings.device) + self._state.offsets[self._row]
-        return embeddings[self._row, where]
+        return embeddings[self._row, where].to(self.alive.device)
 
 
 class LazyTensor:

@@ -13,9 +13,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from radical_rerank.errors import InputError
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; by default the accelerator if there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, …; by default what suits the device.")]
+ModelKwargs = Annotated[
+    dict[str, Any] | None,
+    typer.Option(
+        parser=lambda text: _json_object(text),
+        metavar="JSON",
+        help='More options for loading, passed on to Hugging Face: \'{"device_map": "auto"}\'.',
+    ),
+]
 Keeps = Annotated[list[float] | None, typer.Option("--keep", help="Budgets: --keep 0.2 0.1.")]
 # The commands of the models that ship.
 RunFolder = Annotated[
@@ -35,6 +45,16 @@ Remark = Annotated[str, typer.Option(help="What else to say about the training."
 Model = Annotated[str, typer.Option(help="A model id or a folder; by default the embedded model.")]
 
 log = logging.getLogger("radical_rerank")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"not a JSON object: {text}")
+    return value
 
 
 def print_json(data: Any) -> None:

@@ -1,4 +1,4 @@
-"""The `radical` command: its start, and `rank`, `calibrate`, `methods`, `demo`.
+"""The `radical` command: its start, and `rank`, `calibrate`, `check`, `methods`, `demo`.
 
 Tables are for people, `--json` is for programs. Errors are one line on stderr, with exit code 2.
 """
@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -20,10 +20,14 @@ from rich.table import Table
 
 from radical_rerank import progress as bars
 from radical_rerank.cli import bench, lab, photos, scenes, serve
-from radical_rerank.cli.common import AsJson, Device, Dtype, log, print_json, print_table
+from radical_rerank.cli.common import AsJson, Device, Dtype, ModelKwargs, log, print_json, print_table
 from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.errors import InputError, RadicalError
+from radical_rerank.reranking.calibration import CALIBRATION_CANDIDATES
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
+
+if TYPE_CHECKING:
+    from radical_rerank.reranking import CheckReport
 
 app = typer.Typer(
     help="Listwise image reranking with vision-language models, at a fraction of their visual tokens.",
@@ -98,6 +102,7 @@ def rank(
     ] = "raise",
     device: Device = None,
     dtype: Dtype = None,
+    model_kwargs: ModelKwargs = None,
     as_json: AsJson = False,
 ) -> None:
     """Rank images by how well they match a query."""
@@ -115,6 +120,7 @@ def rank(
         max_image_tokens=max_image_tokens,
         device=device,
         dtype=dtype,
+        model_kwargs=model_kwargs,
     )
     ranking = reranker.rank(query, images, top_k=top_k, reference=reference, on_error=on_error)  # type: ignore[arg-type]
     for skipped in ranking.skipped:
@@ -154,6 +160,7 @@ def calibrate(
     gap: Annotated[int, typer.Option(help="g: the least distance between its layers.")] = 2,
     device: Device = None,
     dtype: Dtype = None,
+    model_kwargs: ModelKwargs = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how concentrated a model's attention is, layer by layer, and keep it as its trust profile."""
@@ -163,7 +170,7 @@ def calibrate(
     from radical_rerank.reranking import calibrate as measure
 
     wanted = list(_read_lists(Path(lists))) if lists else None
-    backbone = Backbone.from_pretrained(model, device=device, dtype=dtype)
+    backbone = Backbone.from_pretrained(model, device=device, dtype=dtype, model_kwargs=model_kwargs)
     profile = measure(backbone, wanted, progress=bars.bar)
     path = profile.save(out or Profile.cache_path(backbone.identity))
     schedule = alpha_maximin(profile.layers, profile.alpha, num_stages, gap=gap)
@@ -179,6 +186,60 @@ def calibrate(
         bar = "█" * round(20 * alpha) + (" ◄ prunes" if layer in schedule else "")
         table.add_row(str(layer), f"{h:.4f}", f"{alpha:.2f}", bar)
     Console().print(table)
+
+
+@app.command()
+def check(
+    model: Annotated[str, typer.Argument(help="A model id or a folder.")],
+    keep: Annotated[float, typer.Option(help="The fraction of visual tokens to keep.")] = 0.2,
+    lists: Annotated[int, typer.Option(min=1, help="How many generated lists are ranked and timed.")] = 3,
+    candidates: Annotated[int, typer.Option(min=2, help="Images per list.")] = CALIBRATION_CANDIDATES,
+    device: Device = None,
+    dtype: Dtype = None,
+    model_kwargs: ModelKwargs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check that a model is pruned correctly here, and time it. The exit code is 1 if a check fails.
+
+    The JSON is what a bug report needs.
+    """
+    from radical_rerank.backbones import Backbone
+    from radical_rerank.pruning import Profile
+    from radical_rerank.reranking import check_model
+
+    backbone = Backbone.from_pretrained(model, device=device, dtype=dtype, model_kwargs=model_kwargs)
+    report = check_model(backbone, keep=keep, lists=lists, candidates=candidates, progress=bars.bar)
+    known = Profile.find(backbone.identity)
+    if report.passed and report.profile is not None and known is None:  # so that no ranking measures it again
+        log.info("saved the trust profile to %s", report.profile.save(Profile.cache_path(backbone.identity)))
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        _print_report(report)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _print_report(report: CheckReport) -> None:
+    console = Console(highlight=False)
+    table = Table("check", "compared", "difference", "tolerance", "", title=escape(report.model))
+    for one in report.checks:
+        measured = "–" if one.difference is None else f"{one.difference:.1e}"
+        table.add_row(
+            one.name, one.meaning, measured, f"{one.tolerance:.0e}", "pass" if one.passed else "FAIL"
+        )
+    console.print(table)
+    for one in report.checks:
+        if one.note:
+            console.print(f"{one.name}: {escape(one.note)}")
+    if report.speed:
+        console.print(
+            "a list of {visual_tokens:.0f} visual tokens: {dense_seconds:.3f} s dense, {pruned_seconds:.3f} "
+            "s pruned to {visual_tokens_left:.0f} ({speed_up:.2f}×); {flops_saved:.0%} of the decoder's "
+            "FLOPs saved; the same image first in {same_first:.0%} of the lists".format(**report.speed)
+        )
+    console.print(", ".join(f"{name} {escape(value)}" for name, value in report.facts.items()))
+    console.print("everything passed" if report.passed else "some checks failed: report them with --json")
 
 
 @app.command()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from radical_rerank.backbones import DEFAULT_MODEL
-from radical_rerank.cli.common import Device, Dtype, log
+from radical_rerank.cli.common import Device, Dtype, ModelKwargs, log
 from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.service import (
     DEFAULT_DEADLINE,
@@ -74,6 +74,7 @@ def serve(
     ] = None,
     device: Device = None,
     dtype: Dtype = None,
+    model_kwargs: ModelKwargs = None,
     ray: Annotated[bool, typer.Option("--ray", help="Deploy on Ray Serve.")] = False,
     ray_address: Annotated[
         str, typer.Option(help="Ray: the cluster to join (auto for the one on this machine), or local.")
@@ -101,6 +102,7 @@ def serve(
         keep=keep,
         device=device,
         dtype=dtype,
+        model_kwargs=model_kwargs,
         queue=queue,
         patience=patience,
         deadline=deadline,

@@ -309,6 +309,11 @@ class Pruner:
         """Whether the method needs a trust profile and has none: pass one to `with_profile`."""
         return False
 
+    @property
+    def needs_alpha(self) -> bool:
+        """Whether it reads α from the profile; else a schedule will do."""
+        return True
+
     def with_profile(self, profile: Profile) -> Pruner:
         """Return this method with the model's trust profile."""
         return self

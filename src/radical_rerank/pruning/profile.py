@@ -41,12 +41,12 @@ class Profile:
 
     A measured profile has all layers, and the fingerprint of the model it was measured on: it is used for
     that model only. A published one may have only some layers and no H_norm. It is used for models with its
-    name and decoder shape.
+    name and decoder shape. If it has no α either, it is a schedule: the layers that α-Maximin chose.
 
     Args:
         model: the model's name
         layers: layer indices, ascending
-        alpha: α of each of them
+        alpha: α of each of them; empty if only the schedule is known
         h_norm, h_min: H_norm of each, and its minimum
         lists, source: what it was measured on
         fingerprint, shape: which model it is for
@@ -68,7 +68,7 @@ class Profile:
     shape: DecoderShape | None = None
 
     def __post_init__(self) -> None:
-        if not self.layers or len(self.layers) != len(self.alpha):
+        if not self.layers or (self.alpha and len(self.layers) != len(self.alpha)):
             raise CalibrationError(f"profile of {self.model}: one alpha per layer is needed")
         if list(self.layers) != sorted(set(self.layers)) or self.layers[0] < 0:
             raise CalibrationError(f"profile of {self.model}: layers must ascend without repeats")
@@ -86,9 +86,21 @@ class Profile:
 
     def alpha_at(self, layer: int) -> float:
         """Return α of a layer, or raise a CalibrationError if the profile does not have it."""
+        if not self.alpha:
+            raise CalibrationError(
+                f"of {self.model}, {self.published}: measure the model with `radical calibrate`, or set a "
+                "fixed alpha"
+            )
         if layer not in self.layers:
             raise CalibrationError(f"the profile of {self.model} has no value for layer {layer}")
         return self.alpha[self.layers.index(layer)]
+
+    @property
+    def published(self) -> str:
+        """What a published profile has, in words."""
+        if not self.alpha:
+            return f"only the schedule {list(self.layers)} is published, not its α"
+        return f"α of {len(self.layers)} layers is published"
 
     def save(self, path: str | Path) -> Path:
         """Write it as JSON, whole or not at all."""
@@ -118,11 +130,15 @@ class Profile:
         return cls(**data)
 
     @classmethod
-    def find(cls, model: str | ModelIdentity) -> Profile | None:
+    def find(cls, model: str | ModelIdentity, *, alpha: bool = True) -> Profile | None:
         """Return the profile of a model, or None.
 
         A profile that was measured on this very model comes first: in the user's cache, then in the model's
         folder. Then the published profile of its name. A name alone finds only a published profile.
+
+        Args:
+            model: the model, or its name
+            alpha: if False, a published schedule without α will do; a name alone finds it anyway
         """
         if isinstance(model, str):
             return next((profile for profile in published_profiles() if profile.model == model), None)
@@ -133,8 +149,9 @@ class Profile:
             if profile.fingerprint == model.fingerprint:
                 return profile
             warnings.warn(f"{path} was measured on another model than {model.name}: not used", stacklevel=2)
+        own = model.name.removesuffix("-hf"), model.shape  # a converted checkpoint is the same model
         return next(
-            (p for p in published_profiles() if (p.model, p.shape) == (model.name, model.shape)), None
+            (p for p in published_profiles() if (p.model, p.shape) == own and (p.alpha or not alpha)), None
         )
 
     @staticmethod

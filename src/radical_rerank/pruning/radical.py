@@ -111,6 +111,10 @@ class RaDiCal(Pruner):
     def needs_profile(self) -> bool:
         return self.profile is None and (self.layers is None or self.alpha is None)
 
+    @property
+    def needs_alpha(self) -> bool:
+        return self.alpha is None
+
     def with_profile(self, profile: Profile) -> RaDiCal:
         return replace(self, profile=profile)
 
@@ -128,8 +132,11 @@ class RaDiCal(Pruner):
             assert profile is not None
             if profile.layers != tuple(range(num_layers)):
                 self._check_partial(profile, num_layers)
-            choose = STRATEGIES[self.strategy]
-            chosen = choose(profile.layers, profile.alpha, self.num_stages, gap=self.gap, seed=self.seed)
+            if profile.alpha:
+                choose = STRATEGIES[self.strategy]
+                chosen = choose(profile.layers, profile.alpha, self.num_stages, gap=self.gap, seed=self.seed)
+            else:
+                chosen = self._published(profile)
         elif self.alpha is None:
             assert profile is not None
             for layer in chosen:
@@ -150,12 +157,23 @@ class RaDiCal(Pruner):
                 f"the strategy {self.strategy!r} needs α of every layer, but {known}: "
                 "measure the model with `radical calibrate`"
             )
-        if (self.num_stages, self.gap) != (4, 2):
+        if profile.alpha and (self.num_stages, self.gap) != (4, 2):
             warnings.warn(
                 f"{known}, those of its published schedule of 4 stages 2 apart; for {self.num_stages} stages "
                 f"{self.gap} apart, measure the model with `radical calibrate`",
                 stacklevel=3,
             )
+
+    def _published(self, profile: Profile) -> tuple[int, ...]:
+        """Return the layers of a published schedule, if it is the one that the options ask for."""
+        if self.alpha is None:
+            profile.alpha_at(profile.layers[0])  # raises: it says what is missing
+        if (self.strategy, self.num_stages, self.gap) != ("alpha_maximin", len(profile.layers), 2):
+            raise CalibrationError(
+                f"of {profile.model}, only the α-Maximin schedule of {len(profile.layers)} stages 2 apart is "
+                f"published, {list(profile.layers)}: for another, measure the model with `radical calibrate`"
+            )
+        return profile.layers
 
     def score(self, view: StageView) -> Tensor:
         return self._scores(view)[0]
@@ -178,7 +196,7 @@ class RaDiCal(Pruner):
         if alpha is None:
             if self.profile is None:
                 raise CalibrationError("RaDiCal needs the model's trust profile or a fixed alpha")
-            alpha = self.profile.alpha[self.profile.layers.index(view.layer)]
+            alpha = self.profile.alpha_at(view.layer)
         signed = self._prior(view) if alpha > 0 else None
         view.note(alpha=alpha)
         if alpha == 1:

@@ -1,6 +1,7 @@
 """From a query and images to a ranking."""
 
 from radical_rerank.reranking.calibration import calibrate, generated_list
+from radical_rerank.reranking.check import Check, CheckReport, check_model
 from radical_rerank.reranking.encoding import Document, VisionCache, load_image
 from radical_rerank.reranking.prompt import PromptTemplate
 from radical_rerank.reranking.reranker import Reranker
@@ -15,6 +16,8 @@ from radical_rerank.reranking.results import (
 )
 
 __all__ = [
+    "Check",
+    "CheckReport",
     "Document",
     "PromptTemplate",
     "PruningReport",
@@ -27,6 +30,7 @@ __all__ = [
     "Totals",
     "VisionCache",
     "calibrate",
+    "check_model",
     "generated_list",
     "load_image",
 ]

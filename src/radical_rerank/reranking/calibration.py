@@ -137,7 +137,9 @@ def measured_profile(model: Any) -> Profile:
     """Measure the trust profile of a Reranker's or Backbone's model and save it in the user's cache."""
     identity = getattr(model, "backbone", model).identity
     name = identity.name or "this model"
-    log.info("no trust profile of %s is known: measuring one on %d lists (once)", name, CALIBRATION_LISTS)
+    known = Profile.find(identity, alpha=False)
+    unknown = "no trust profile of %s is known" if known is None else f"of %s, {known.published}"
+    log.info(f"{unknown}: measuring one on %d lists (once)", name, CALIBRATION_LISTS)
     profile = calibrate(model)
     log.info("saved the trust profile of %s to %s", name, profile.save(Profile.cache_path(identity)))
     return profile

@@ -86,7 +86,8 @@ class Reranker:
         max_new_tokens: the limit of a generated answer
         on_unreadable: with scorer "generate", what to do with an answer that names no candidate: "raise" a
             ScoringError, or "keep" the order of the prompt and count it in `Ranking.unreadable`
-        device, dtype, attn_implementation: for loading the model, see `Backbone.from_pretrained`
+        device, dtype, attn_implementation, model_kwargs: for loading the model, see
+            `Backbone.from_pretrained`
         options: options of the method
 
     Example:
@@ -117,6 +118,7 @@ class Reranker:
         device: str | None = None,
         dtype: str | torch.dtype | None = None,
         attn_implementation: str | None = None,
+        model_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         # Everything that can be wrong is checked before a model is loaded.
@@ -133,11 +135,16 @@ class Reranker:
         else:
             given = options if keep is None else {**options, "keep": keep}
             self.pruner = build(method, _also=_OPTIONS, **given)
-        loading = {"device": device, "dtype": dtype, "attn_implementation": attn_implementation}
+        loading: dict[str, Any] = {
+            "device": device,
+            "dtype": dtype,
+            "attn_implementation": attn_implementation,
+            "model_kwargs": model_kwargs,
+        }
         if not isinstance(model, Backbone):
-            model = Backbone.from_pretrained(model, **loading)  # type: ignore[arg-type]
+            model = Backbone.from_pretrained(model, **loading)
         elif any(value is not None for value in loading.values()):
-            raise InputError("set device, dtype and attn_implementation in the Backbone that you pass")
+            raise InputError(f"set {', '.join(loading)} in the Backbone that you pass")
         self.backbone = model
         if not isinstance(template, PromptTemplate):
             template = PromptTemplate.of(model) if template is None else PromptTemplate.load(template)
@@ -406,7 +413,8 @@ class Reranker:
         """Find the model's trust profile if the method needs it, or measure and save it now."""
         if self.pruner.needs_profile:
             with self.backbone.exclusive():
-                profile = Profile.find(self.backbone.identity) or measured_profile(self)
+                known = Profile.find(self.backbone.identity, alpha=self.pruner.needs_alpha)
+                profile = known or measured_profile(self)
                 self.pruner = self.pruner.with_profile(profile)
 
 

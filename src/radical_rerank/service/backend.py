@@ -110,7 +110,9 @@ class Local:
 
     def _load_model(self) -> Backbone:
         own = self.settings
-        return Backbone.from_pretrained(own.model, device=own.device, dtype=own.dtype)
+        return Backbone.from_pretrained(
+            own.model, device=own.device, dtype=own.dtype, model_kwargs=own.model_kwargs
+        )
 
     def start(self) -> None:
         """Load the model in its thread and warm it up; return when it is ready."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.errors import needs_extra
@@ -39,6 +40,8 @@ class Settings(BaseSettings):
     keep: float = Field(default=DEFAULT_KEEP, gt=0, le=1)
     device: str | None = None
     dtype: str | None = None
+    model_kwargs: dict[str, Any] | None = None
+    """more options for loading the model, passed on to Hugging Face; as JSON in the environment"""
 
     queue: int = Field(default=DEFAULT_QUEUE, ge=1)
     """requests in flight, running or waiting; the next one gets 429"""

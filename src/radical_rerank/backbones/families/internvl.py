@@ -14,6 +14,7 @@ from torch import Tensor
 
 from radical_rerank.backbones.families.base import WHOLE, Block, Family, ImageFeatures, Pixels
 from radical_rerank.backbones.hooks import watching
+from radical_rerank.backbones.placement import device_of
 from radical_rerank.pruning import VisionSignals
 
 
@@ -74,7 +75,7 @@ class InternVL(Family):
         return [encoded[i] for i in range(len(pixels))]
 
     def _encode(self, base: Any, pixels: Sequence[Pixels], signals: bool) -> list[ImageFeatures]:
-        values = torch.cat([p.values for p in pixels]).to(base.device)
+        values = torch.cat([p.values for p in pixels]).to(device_of(base.vision_tower))
         attention = base.vision_tower.encoder.layer[-1].attention
         watch: AbstractContextManager[dict[str, Any]] = nullcontext({})
         if signals:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from radical_rerank.backbones.families.base import WHOLE, Block, Family, ImageFeatures, Pixels
 from radical_rerank.backbones.hooks import watching
+from radical_rerank.backbones.placement import device_of
 from radical_rerank.backbones.view import rotate
 from radical_rerank.pruning import VisionSignals
 
@@ -56,14 +57,14 @@ class QwenVL(Family):
         return min(processor.size["shortest_edge"], most), most
 
     def encode(self, base: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
-        tower = base.visual
+        tower, device = base.visual, device_of(base.visual)
         watch: AbstractContextManager[dict[str, Any]] = nullcontext({})
         if signals:
             watch = watching(tower.blocks[-1].attn)
         with watch as seen:
             output = base.get_image_features(
-                torch.cat([p.values for p in pixels]).to(base.device),
-                torch.tensor([p.grid for p in pixels], device=base.device),
+                torch.cat([p.values for p in pixels]).to(device),
+                torch.tensor([p.grid for p in pixels], device=device),
                 return_dict=True,
             )
         levels = list(zip(*(getattr(output, "deepstack_features", None) or []), strict=True))
