@@ -339,6 +339,15 @@ class Backbone:
         return logits
 
     @torch.inference_mode()
+    def last_hidden(self, inputs: dict[str, Any]) -> Tensor:
+        """Return (B, d) float32 hidden states of each prompt's last token, after the final norm."""
+        base = base_model(self.model)
+        with last_row_only(base, self.text):
+            output = base(**inputs, use_cache=False)
+        hidden: Tensor = output.last_hidden_state[:, -1].float()
+        return hidden
+
+    @torch.inference_mode()
     def write(self, inputs: dict[str, Any], max_new_tokens: int) -> list[str]:
         """Return the text that the model generates after each prompt, greedily."""
         with last_row_only(unwrapped(self.model), self.text):
