@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear, logsigmoid
 
@@ -22,8 +21,9 @@ from radical_rerank.errors import InputError, UnreadableAnswerError
 from radical_rerank.reranking.preset import Preset, presets
 from radical_rerank.reranking.prompt import Prompt, build_pair, build_prompt
 from tests.cases import PROFILE, draw_list, first_fast
+from tests.reranking.pairs import stock_inputs
 from tests.reranking.test_real_prompt import PUBLISHED
-from tests.tiny import CHAT, pair_tokenizer, write_tiny
+from tests.tiny import CHAT, pair_tokenizer
 
 QWEN2_VL = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 """what the chat template of Qwen2-VL puts before a prompt without a system message"""
@@ -221,50 +221,6 @@ def test_presets_of_one_s_own(tmp_path: Path) -> None:
 # Scores, on tiny models.
 
 
-@pytest.fixture(scope="session")
-def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tiny models whose tokenizer knows the words; each with a head as jina-reranker-m0 has one."""
-    root = tmp_path_factory.mktemp("pairs")
-    folders = {}
-    for family in ("qwen3_vl", "qwen2_5_vl"):
-        folder = write_tiny(root / family, family, tokenizer=pair_tokenizer())
-        draw = torch.Generator().manual_seed(7)
-        weights = load_file(folder / "model.safetensors")
-        for name, shape in (
-            ("0.weight", (64, 64)),
-            ("0.bias", (64,)),
-            ("2.weight", (1, 64)),
-            ("2.bias", (1,)),
-        ):
-            weights[f"score.{name}"] = torch.randn(shape, generator=draw) / 8
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        folders[family] = folder
-    return folders
-
-
-@pytest.fixture(scope="session")
-def pairs(pair_folders: dict[str, Path]) -> dict[str, Backbone]:
-    return {family: Backbone.from_pretrained(folder) for family, folder in pair_folders.items()}
-
-
-@pytest.fixture
-def judge(pairs: dict[str, Backbone]) -> Backbone:
-    return pairs["qwen3_vl"]
-
-
-def stock_inputs(backbone: Backbone, prompt: Prompt, images: list[Image.Image], limit: int) -> dict[str, Any]:
-    """The inputs of a plain forward pass: token ids and pixels."""
-    pixels = [backbone.preprocess(picture, limit) for picture in images]
-    ids = torch.tensor([prompt.ids])
-    return {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "pixel_values": torch.cat([p.values for p in pixels]),
-        "image_grid_thw": torch.tensor([p.grid for p in pixels]),
-        "mm_token_type_ids": (ids == backbone.image_token_id).int(),
-    }
-
-
 def expected_log_probability(backbone: Backbone, preset: str, inputs: dict[str, Any]) -> torch.Tensor:
     """The table of trained rerankers, written out on a plain forward pass."""
     with torch.no_grad():
@@ -318,11 +274,13 @@ def test_any_model_can_judge_one_image_at_a_time(judge: Backbone) -> None:
     reranker = Reranker(judge, "dense", scorer="pointwise", max_image_tokens=24)
     assert reranker.template == PromptTemplate.load("qwen3_vl")
     ranking = reranker.rank(query, images)
-    text = f"Query: {query}\nDoes the image match the query? Answer yes or no."
+    asked = f"\nQuery: {query}\nDoes the image match the query? Answer yes or no."
     for result in ranking:
         picture = images[result.index]
-        prompt = build_pair(judge, reranker.template, query, judge.count_tokens(picture, 24))
-        assert text.split()[:2] == ["Query:", query.split()[0]]
+        size = judge.count_tokens(picture, 24)
+        prompt = build_pair(judge, reranker.template, query, size)
+        text = f"<|im_start|>user\n{image(size)}{asked}<|im_end|>\n<|im_start|>assistant\n"
+        matches(judge.tokenizer, prompt, text, query)
         inputs = stock_inputs(judge, prompt, [picture], 24)
         expected = expected_log_probability(judge, "qwen3-vl-reranker", inputs)
         assert result.score == pytest.approx(float(expected), abs=1e-5)
@@ -444,3 +402,35 @@ def test_a_head_in_a_sharded_checkpoint(pair_folders: dict[str, Path], tmp_path:
     x = torch.randn(3, 64)
     assert torch.equal(whole(x), sharded(x))
     assert whole(x).shape == (3, 1)
+
+
+@pytest.mark.slow
+def test_a_lora_adapter_is_loaded_with_the_model_that_it_adapts(
+    pair_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """MonoQwen2-VL-v0.1 is published as an adapter alone: no configuration, no tokenizer."""
+    from peft import LoraConfig, get_peft_model
+
+    base = Backbone.from_pretrained(pair_folders["qwen3_vl"])
+    wrapped = get_peft_model(
+        base.model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    )
+    folder = tmp_path / "MonoQwen2-VL-v0.1"
+    wrapped.peft_config["default"].base_model_name_or_path = str(pair_folders["qwen3_vl"])
+    wrapped.save_pretrained(str(folder))
+    assert not (folder / "config.json").exists()
+    adapted = Backbone.from_pretrained(folder)
+    query, images = draw_list(2, 3)
+    reranker = Reranker(adapted, "dense", max_image_tokens=16)
+    assert reranker.template == presets()["monoqwen2-vl"].template
+    ranking = reranker.rank(query, images)
+    plain = Backbone.from_pretrained(pair_folders["qwen3_vl"])
+    without = Reranker(plain, "dense", preset="monoqwen2-vl", max_image_tokens=16).rank(query, images)
+    merged = Backbone(wrapped.merge_and_unload(), plain.tokenizer, plain.image_processor)
+    expected = Reranker(merged, "dense", preset="monoqwen2-vl", max_image_tokens=16).rank(query, images)
+    assert {r.index: r.score for r in ranking} == pytest.approx(
+        {r.index: r.score for r in expected}, abs=1e-5
+    )
+    assert {r.index: r.score for r in ranking} != pytest.approx({r.index: r.score for r in without}, abs=1e-3)
+    pruned = Reranker(adapted, RaDiCal(keep=0.3, profile=PROFILE), max_image_tokens=16).rank(query, images)
+    assert sorted(pruned.order) == [0, 1, 2]

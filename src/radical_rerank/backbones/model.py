@@ -240,16 +240,17 @@ class Backbone:
         if dtype is None:
             dtype = torch.float32 if device == "cpu" else "auto"
         try:
-            if PreTrainedConfig.get_config_dict(source)[0].get("model_type") == "internvl_lite":
+            files = _adapted(source) or source
+            if PreTrainedConfig.get_config_dict(files)[0].get("model_type") == "internvl_lite":
                 from radical_rerank.backbones import lite_vision  # noqa: F401, registers the type
-            config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(files, trust_remote_code=False)
             family_of(config)  # before any weights are read
             options = {"attn_implementation": attn_implementation} if attn_implementation else {}
             model = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype, **options)
-            tokenizer = AutoTokenizer.from_pretrained(source)
-            image_processor = AutoImageProcessor.from_pretrained(source)
+            tokenizer = AutoTokenizer.from_pretrained(files)
+            image_processor = AutoImageProcessor.from_pretrained(files)
             if tokenizer.chat_template is None:
-                tokenizer.chat_template = _processor_chat_template(source)
+                tokenizer.chat_template = _processor_chat_template(files)
         except RadicalError:
             raise
         except Exception as error:  # a broken file can make the libraries raise anything
@@ -365,6 +366,23 @@ class Backbone:
             output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
         )
         return texts
+
+
+def _adapted(source: str) -> str | None:
+    """Return the model that a checkpoint adapts, if it is an adapter alone: a LoRA without a configuration.
+
+    Its configuration, tokenizer and image processor are that model's. The weights of both are loaded together
+    by Hugging Face, which needs the library peft.
+    """
+    from transformers.utils import cached_file, is_peft_available
+
+    options: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}
+    path = cached_file(source, "adapter_config.json", **options)
+    if path is None or cached_file(source, "config.json", **options) is not None:
+        return None
+    if not is_peft_available():
+        raise InputError(f"{source} is a LoRA adapter, and loading one needs peft: pip install peft")
+    return str(json.loads(Path(path).read_text(encoding="utf-8"))["base_model_name_or_path"])
 
 
 def _processor_chat_template(name: str) -> str | None:

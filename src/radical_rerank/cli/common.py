@@ -16,6 +16,20 @@ from rich.table import Table
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, …; by default the accelerator if there is one.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, …; by default what suits the device.")]
+Scorer = Annotated[
+    str | None,
+    typer.Option(
+        help="logits: one forward pass; generate: the model writes the order; pointwise: each image alone.",
+        show_default="logits, or the preset's",
+    ),
+]
+ModelPreset = Annotated[
+    str | None,
+    typer.Option(
+        help="How a trained reranker is asked: a name, a JSON file, or none.",
+        show_default="found by the model",
+    ),
+]
 Keeps = Annotated[list[float] | None, typer.Option("--keep", help="Budgets: --keep 0.2 0.1.")]
 # The commands of the models that ship.
 RunFolder = Annotated[

@@ -109,7 +109,7 @@ class Reranker:
         scorer: "logits" (default; one forward pass), "generate" (the model writes the order) or "pointwise"
             (each image alone with the query; the score is the probability that it is relevant)
         preset: how a trained reranker is asked: a preset's name, a JSON file or a dict. "auto" finds it by
-            the model's name or configuration; None: no preset. Other arguments come before what it says
+            the model's name or configuration; "none" or None: no preset. Other arguments come before it
         template: a model family's name, a JSON file or a dict; by default the preset's or the model's own
         instruction: what to look for, for templates that have an `{instruction}`
         window, stride: lists longer than `window` (by default the template's, at most 52) are ranked in
@@ -167,6 +167,8 @@ class Reranker:
         if max_image_tokens is not None and max_image_tokens < 1:
             raise InputError(f"max_image_tokens must be at least 1, not {max_image_tokens}")
         _check_count("pair_batch", pair_batch)
+        if preset == "none":
+            preset = None
         if not (preset is None or preset == "auto" or isinstance(preset, Preset)):
             preset = Preset.load(preset)
         if isinstance(method, Pruner):

@@ -361,6 +361,8 @@ def _joined_stage(same: Sequence[StageReport]) -> StageReport:
         same[0],
         before=sum(stage.before for stage in same),
         after=sum(stage.after for stage in same),
+        # A prompt that keeps all its tokens at a stage has not asked for α.
+        alpha=next((stage.alpha for stage in same if stage.alpha is not None), None),
         survivors=list(chain(*(stage.survivors for stage in same))),
     )
 
