@@ -27,6 +27,7 @@ from radical_rerank.pruning import (
 )
 from radical_rerank.reranking import (
     Document,
+    Preset,
     PromptTemplate,
     PruningReport,
     Query,
@@ -53,6 +54,7 @@ __all__ = [
     "Layout",
     "LowRes",
     "Merge",
+    "Preset",
     "Profile",
     "PromptTemplate",
     "Pruner",

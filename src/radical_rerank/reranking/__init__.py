@@ -2,6 +2,7 @@
 
 from radical_rerank.reranking.calibration import calibrate, generated_list
 from radical_rerank.reranking.encoding import Document, VisionCache, load_image
+from radical_rerank.reranking.preset import Preset
 from radical_rerank.reranking.prompt import PromptTemplate
 from radical_rerank.reranking.reranker import Reranker
 from radical_rerank.reranking.results import (
@@ -16,6 +17,7 @@ from radical_rerank.reranking.results import (
 
 __all__ = [
     "Document",
+    "Preset",
     "PromptTemplate",
     "PruningReport",
     "Query",
