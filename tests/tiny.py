@@ -114,12 +114,54 @@ def tiny_model(config: Any, *, seed: int = 0, attn_implementation: str = "sdpa")
     return model.eval()
 
 
-def write_tiny(folder: str | Path, family: str = "qwen3_vl", *, seed: int = 0, num_layers: int = 8) -> Path:
+def pair_tokenizer() -> Any:
+    """A tiny tokenizer that also knows words of the trained rerankers' prompts, with Qwen's chat template."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    plain = tiny_tokenizer()
+    words = sorted(plain.get_vocab(), key=plain.get_vocab().get)
+    words += [
+        "yes",
+        "no",
+        "Yes",
+        "No",
+        "True",
+        "False",
+        *"[]<*1234",
+        "Query",
+        "Document",
+        "Instruct",
+        "Ranking",
+    ]
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    core.pre_tokenizer = plain.backend_tokenizer.pre_tokenizer
+    special = {"unk_token": "<unk>", "pad_token": plain.pad_token, "eos_token": plain.eos_token}
+    extra = [token for token in plain.all_special_tokens if token not in special.values()]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, extra_special_tokens=extra, **special)
+    tokenizer.chat_template = CHAT
+    return tokenizer
+
+
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_tiny(
+    folder: str | Path,
+    family: str = "qwen3_vl",
+    *,
+    seed: int = 0,
+    num_layers: int = 8,
+    tokenizer: Any = None,
+) -> Path:
     """Write a tiny model with tokenizer and image processor, for `from_pretrained(folder)`."""
     from transformers import GotOcr2ImageProcessorPil, Qwen2VLImageProcessorPil
 
     folder = Path(folder)
-    tokenizer = tiny_tokenizer()
+    tokenizer = tokenizer or tiny_tokenizer()
     config = tiny_config(
         family,
         num_layers=num_layers,

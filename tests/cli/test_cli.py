@@ -73,6 +73,30 @@ def test_rank_with_reference_and_other_methods(
         assert len(json.loads(out)["results"]) == 4
 
 
+def test_rank_pointwise_and_with_a_preset(
+    folder: str, images: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = {"pair": "{image} {query}", "answers": ["A", "B"]}
+    (tmp_path / "pairs.json").write_text(json.dumps(words))
+    preset = {"models": [], "scorer": "pointwise", "template": words, "max_image_tokens": 16}
+    (tmp_path / "preset.json").write_text(json.dumps(preset))
+    own = ["--model", folder, "--method", "dense", "--json"]
+    outputs = []
+    for extra in (
+        ["--scorer", "pointwise", "--template", str(tmp_path / "pairs.json"), "--max-image-tokens", "16"],
+        ["--preset", str(tmp_path / "preset.json")],
+    ):
+        code, out, _ = run(capsys, "rank", "red", *images, *own, *extra)
+        assert code == 0
+        outputs.append(json.loads(out))
+    first, second = outputs
+    assert first["results"] == second["results"]
+    assert first["totals"]["prompts"] == len(images)
+    assert len(first["pruning"]) == 1
+    code, out, _ = run(capsys, "rank", "red", *images, *own, "--preset", "none")
+    assert json.loads(out)["totals"]["prompts"] == 1
+
+
 @pytest.mark.usefixtures("profiled")
 def test_unreadable_images_can_be_skipped(
     folder: str, images: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -98,6 +122,7 @@ def test_unreadable_images_can_be_skipped(
         (["--keep", "2"], "keep must lie in (0, 1]"),
         (["--model", "/none"], "there is no folder /none"),
         (["--scorer", "guess"], "scorer must be one of"),
+        (["--preset", "jina"], "unknown preset 'jina'"),
         (["--top-k", "0"], "top_k must be a whole number of at least 1"),
         (["--reference", "/none.png"], "/none.png does not exist"),
         (["/none.png"], "/none.png does not exist"),

@@ -88,7 +88,8 @@ def test_the_prompt_is_what_the_published_chat_template_writes(real: Backbone) -
             {"type": "image"},
             {"type": "text", "text": "\n"},
         ]
-    content.append({"type": "text", "text": reranker.template.ask_logits.replace("{query}", query)})
+    ask = reranker.template.question(composed=False, generate=False)
+    content.append({"type": "text", "text": ask.replace("{query}", query)})
     template = json.loads((PUBLISHED / "chat_template.json").read_text())["chat_template"]
     theirs = real.tokenizer.apply_chat_template(
         [{"role": "user", "content": content}],

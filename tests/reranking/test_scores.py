@@ -70,6 +70,22 @@ def test_text_without_identifiers_is_an_error_not_an_order(text: str) -> None:
         parse_permutation(text, "ABC")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[2] > [1] > [4] > [3]", Permutation([1, 0, 3, 2])),
+        ("2, 1\n4 3", Permutation([1, 0, 3, 2])),
+        ("[2] > [2] > [7] > [12] > [1]", Permutation([1, 0, 2, 3], repeated=1, unknown=2, missing=2)),
+        ("The best is [3], then [1]", Permutation([2, 0, 1, 3], unknown=3, missing=2)),
+        ("<think>[1] > [2]</think>[4] > [3] > [2] > [1]", Permutation([3, 2, 1, 0])),
+    ],
+)
+def test_identifiers_may_be_digits(text: str, expected: Permutation) -> None:
+    assert parse_permutation(text, "1234") == expected
+    with pytest.raises(ScoringError, match="none of the identifiers 1 to 4"):
+        parse_permutation("A > B > 12", "1234")
+
+
 @given(st.permutations(list(range(12))))
 def test_a_written_order_comes_back(order: list[int]) -> None:
     names = "ABCDEFGHIJKL"

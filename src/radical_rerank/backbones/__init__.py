@@ -2,6 +2,7 @@
 
 from radical_rerank.backbones.engine import Run
 from radical_rerank.backbones.families.base import Block, Family, ImageFeatures, Pixels
+from radical_rerank.backbones.heads import load_head
 from radical_rerank.backbones.layout import layout_of
 from radical_rerank.backbones.model import DEFAULT_MODEL as DEFAULT_MODEL
 from radical_rerank.backbones.model import Backbone, decoder_shape, family_of
@@ -17,4 +18,5 @@ __all__ = [
     "decoder_shape",
     "family_of",
     "layout_of",
+    "load_head",
 ]

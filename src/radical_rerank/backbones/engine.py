@@ -25,7 +25,16 @@ from radical_rerank.backbones.placement import device_of
 from radical_rerank.backbones.view import LazyTensor, View, all_keys
 from radical_rerank.errors import CalibrationError, LayoutError, UnsupportedModelError
 from radical_rerank.method import keep_count
-from radical_rerank.pruning import Layout, Merge, Profile, PrunedStage, Pruner, Stage, VisionSignals
+from radical_rerank.pruning import (
+    Layout,
+    Merge,
+    Profile,
+    PrunedStage,
+    Pruner,
+    Share,
+    Stage,
+    VisionSignals,
+)
 
 
 class Run:
@@ -40,6 +49,7 @@ class Run:
         model: Any,
         layouts: Sequence[Layout],
         signals: Sequence[VisionSignals] | None = None,
+        shares: Sequence[Share] | None = None,
     ) -> None:
         self._text = text_model(model)
         self._base = base_model(model)
@@ -56,6 +66,10 @@ class Run:
         self._pruner = pruner
         self._layouts = list(layouts)
         self._signals = _checked(signals, self._layouts) if pruner.reads_encoder else None
+        self._shares = shares
+        sizes = [len(layout.positions) for layout in self._layouts]
+        if shares is not None and [len(share.prior) for share in shares] != sizes:
+            raise LayoutError("the shares of the list's budget do not fit the candidates' tokens")
         self._stages: dict[tuple[int, str], Stage] = {}
         for stage in pruner.stages(len(self._layers)):
             if (stage.layer, stage.when) in self._stages:
@@ -141,7 +155,9 @@ class Run:
             raise LayoutError(
                 "call the whole model, not its text model: the layout is checked against the images"
             )
-        state = BatchState(self._pruner, self._text, self._layouts, self._signals, images, kwargs)
+        state = BatchState(
+            self._pruner, self._text, self._layouts, self._signals, self._shares, images, kwargs
+        )
         self._state, self._decoding = state, None
         # The model adds DeepStack features with a mask of the full prompt; we add them instead.
         state.deepstack = list(kwargs.pop("deepstack_visual_embeds", None) or [])
@@ -235,6 +251,7 @@ class BatchState:
         text: Any,
         layouts: Sequence[Layout],
         signals: Sequence[VisionSignals] | None,
+        shares: Sequence[Share] | None,
         images: Tensor,
         kwargs: dict[str, Any],
     ) -> None:
@@ -253,6 +270,7 @@ class BatchState:
             raise LayoutError(f"{len(layouts)} layouts cannot describe a batch of {batch}")
         self.layouts = [layout for layout in layouts for _ in range(batch // len(layouts))]
         self.signals = [own for own in signals or () for _ in range(batch // len(layouts))]
+        self.shares = [own for own in shares or () for _ in range(batch // len(layouts))]
         self.valid = self._padding(kwargs.get("attention_mask"), embeddings.device)
         self.offsets = [self.length - layout.length for layout in self.layouts]
         self._check_images(images)
@@ -276,7 +294,9 @@ class BatchState:
         self.lengths: list[int] = []
         self.layer_valid: list[Tensor | None] = []
         self.layer_pruned: list[bool] = []
-        self.memory: list[dict[str, Tensor]] = [{} for _ in self.layouts]
+        # A prior that was compared with the whole list is what the method finds at its first stage.
+        self.memory: list[dict[str, Tensor]] = [{"prior": share.prior} for share in self.shares]
+        self.memory = self.memory or [{} for _ in self.layouts]
         self.stages: list[list[PrunedStage]] = [[] for _ in self.layouts]
         self.seconds = {"prior": 0.0, "selection": 0.0}
 
@@ -420,8 +440,12 @@ class BatchState:
         for row, stages in enumerate(self.stages):
             view = View(self, row, stage, layer, entering, hidden, keys)
             alive = len(view.alive)
-            whole = len(self.candidate_of[row]) if stage.of_all else alive
-            chosen.append(self.pruner.select(view, min(alive, keep_count(stage.keep, whole))))
+            if self.shares:
+                count = self.shares[row].counts[stage]
+            else:
+                whole = len(self.candidate_of[row]) if stage.of_all else alive
+                count = min(alive, keep_count(stage.keep, whole))
+            chosen.append(self.pruner.select(view, count))
             kept = chosen[-1].kept if isinstance(chosen[-1], Merge) else chosen[-1]
             survivors = view.alive[kept]
             stages.append(PrunedStage(stage.layer, stage.when, alive, len(survivors), survivors, view.facts))

@@ -238,17 +238,18 @@ class Backbone:
         if source.startswith((".", "/", "~")) and not Path(source).is_dir():
             raise InputError(f"there is no folder {source}")
         options, device = _loading(device, dtype, attn_implementation, dict(model_kwargs or {}))
-        files = {name: options[name] for name in _FILE_OPTIONS if name in options}
+        where = {name: options[name] for name in _FILE_OPTIONS if name in options}
         try:
-            if PreTrainedConfig.get_config_dict(source, **files)[0].get("model_type") == "internvl_lite":
+            own = _adapted(source, where) or source
+            if PreTrainedConfig.get_config_dict(own, **where)[0].get("model_type") == "internvl_lite":
                 from radical_rerank.backbones import lite_vision  # noqa: F401, registers the type
-            config = AutoConfig.from_pretrained(source, trust_remote_code=False, **files)
+            config = AutoConfig.from_pretrained(own, trust_remote_code=False, **where)
             family_of(config)  # before any weights are read
             model = AutoModelForImageTextToText.from_pretrained(source, **options)
-            tokenizer = AutoTokenizer.from_pretrained(source, **files)
-            image_processor = AutoImageProcessor.from_pretrained(source, **files)
+            tokenizer = AutoTokenizer.from_pretrained(own, **where)
+            image_processor = AutoImageProcessor.from_pretrained(own, **where)
             if tokenizer.chat_template is None:
-                tokenizer.chat_template = _processor_chat_template(source, files)
+                tokenizer.chat_template = _processor_chat_template(own, where)
         except RadicalError:
             raise
         except Exception as error:  # a broken file can make the libraries raise anything
@@ -345,6 +346,15 @@ class Backbone:
         return logits
 
     @torch.inference_mode()
+    def last_hidden(self, inputs: dict[str, Any]) -> Tensor:
+        """Return (B, d) float32 hidden states of each prompt's last token, after the final norm."""
+        base = base_model(self.model)
+        with last_row_only(base, self.text):
+            output = base(**inputs, use_cache=False)
+        hidden: Tensor = output.last_hidden_state[:, -1].float()
+        return hidden
+
+    @torch.inference_mode()
     def write(self, inputs: dict[str, Any], max_new_tokens: int) -> list[str]:
         """Return the text that the model generates after each prompt, greedily."""
         with last_row_only(unwrapped(self.model), self.text):
@@ -398,6 +408,23 @@ def _loading(
         # Quantized weights are made where they will be used; some cannot be moved later.
         options.setdefault("device_map", {"": chosen})
     return options, None if options.get("device_map") is not None else chosen
+
+
+def _adapted(source: str, where: dict[str, Any]) -> str | None:
+    """Return the model that a checkpoint adapts, if it is an adapter alone: a LoRA without a configuration.
+
+    Its configuration, tokenizer and image processor are that model's. The weights of both are loaded together
+    by Hugging Face, which needs the library peft.
+    """
+    from transformers.utils import cached_file, is_peft_available
+
+    options = {**where, "_raise_exceptions_for_missing_entries": False}
+    path = cached_file(source, "adapter_config.json", **options)
+    if path is None or cached_file(source, "config.json", **options) is not None:
+        return None
+    if not is_peft_available():
+        raise InputError(f"{source} is a LoRA adapter, and loading one needs peft: pip install peft")
+    return str(json.loads(Path(path).read_text(encoding="utf-8"))["base_model_name_or_path"])
 
 
 def _processor_chat_template(name: str, files: dict[str, Any]) -> str | None:

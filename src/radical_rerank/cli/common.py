@@ -26,6 +26,20 @@ ModelKwargs = Annotated[
         help='More options for loading, passed on to Hugging Face: \'{"device_map": "auto"}\'.',
     ),
 ]
+Scorer = Annotated[
+    str | None,
+    typer.Option(
+        help="logits: one forward pass; generate: the model writes the order; pointwise: each image alone.",
+        show_default="logits, or the preset's",
+    ),
+]
+ModelPreset = Annotated[
+    str | None,
+    typer.Option(
+        help="How a trained reranker is asked: a name, a JSON file, or none.",
+        show_default="found by the model",
+    ),
+]
 Keeps = Annotated[list[float] | None, typer.Option("--keep", help="Budgets: --keep 0.2 0.1.")]
 # The commands of the models that ship.
 RunFolder = Annotated[

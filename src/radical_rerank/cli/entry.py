@@ -20,7 +20,17 @@ from rich.table import Table
 
 from radical_rerank import progress as bars
 from radical_rerank.cli import bench, lab, photos, scenes, serve
-from radical_rerank.cli.common import AsJson, Device, Dtype, ModelKwargs, log, print_json, print_table
+from radical_rerank.cli.common import (
+    AsJson,
+    Device,
+    Dtype,
+    ModelKwargs,
+    ModelPreset,
+    Scorer,
+    log,
+    print_json,
+    print_table,
+)
 from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.errors import InputError, RadicalError
 from radical_rerank.reranking.calibration import CALIBRATION_CANDIDATES
@@ -92,11 +102,15 @@ def rank(
     keep: Annotated[float, typer.Option(help="The fraction of visual tokens to keep.")] = 0.2,
     top_k: Annotated[int | None, typer.Option(help="Show only the best K.")] = None,
     reference: Annotated[str | None, typer.Option(help="An image that the query changes.")] = None,
-    scorer: Annotated[str, typer.Option(help="logits or generate.")] = "logits",
+    scorer: Scorer = None,
+    preset: ModelPreset = None,
     template: Annotated[str | None, typer.Option(help="A prompt template, a JSON file.")] = None,
     max_image_tokens: Annotated[
-        int, typer.Option(help="Larger images are scaled down to this.")
-    ] = MAX_IMAGE_TOKENS,
+        int | None,
+        typer.Option(
+            help="Larger images are scaled down to this.", show_default=f"{MAX_IMAGE_TOKENS}, or the preset's"
+        ),
+    ] = None,
     on_error: Annotated[
         str, typer.Option(help="raise or skip: what to do with an unreadable image.")
     ] = "raise",
@@ -116,6 +130,7 @@ def rank(
         method,
         keep=keep,
         scorer=scorer,
+        preset=preset or "auto",
         template=template,
         max_image_tokens=max_image_tokens,
         device=device,

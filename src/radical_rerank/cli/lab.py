@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from radical_rerank import progress as bars
-from radical_rerank.cli.common import AsJson, log, print_json, print_table
+from radical_rerank.cli.common import AsJson, Scorer, log, print_json, print_table
 from radical_rerank.errors import unknown_name
 from radical_rerank.lab.paper import CANDIDATES, KEEPS, SEED, SEEDS
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
@@ -29,10 +29,6 @@ PAPER_SEEDS = " ".join(map(str, SEEDS))
 PaperKeeps = Annotated[
     list[float] | None,
     typer.Option("--keep", help=f"Budgets; by default {' '.join(map(str, KEEPS))}."),
-]
-Scorer = Annotated[
-    str | None,
-    typer.Option(help="logits (default): one forward pass; generate: the model writes the order."),
 ]
 Template = Annotated[
     str | None, typer.Option(help="A prompt template: the name of a model family, or a JSON file.")

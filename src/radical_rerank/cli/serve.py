@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from radical_rerank.backbones import DEFAULT_MODEL
-from radical_rerank.cli.common import Device, Dtype, ModelKwargs, log
+from radical_rerank.cli.common import Device, Dtype, ModelKwargs, ModelPreset, Scorer, log
 from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.service import (
     DEFAULT_DEADLINE,
@@ -40,6 +40,8 @@ def serve(
         float | None,
         typer.Option(help="The fraction of visual tokens to keep.", show_default=str(DEFAULT_KEEP)),
     ] = None,
+    preset: ModelPreset = None,
+    scorer: Scorer = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = DEFAULT_HOST,
     port: Annotated[int, typer.Option(help="The port to listen on.")] = DEFAULT_PORT,
     api_key: Annotated[list[str] | None, typer.Option(help="Require this API key. Can be repeated.")] = None,
@@ -100,6 +102,8 @@ def serve(
         model=model,
         method=method,
         keep=keep,
+        preset=preset,
+        scorer=scorer,
         device=device,
         dtype=dtype,
         model_kwargs=model_kwargs,

@@ -43,6 +43,26 @@ def top_k(score: Tensor, count: int, ties: Sequence[Tensor] = ()) -> Tensor:
     return order[:count].sort().values
 
 
+def allot(prior: Tensor, candidate_of: Tensor, counts: Sequence[int], least: Tensor) -> list[list[int]]:
+    """How many tokens of each of N candidates pass each stage, if `counts` of the whole list do.
+
+    The list's tokens are put in one order, the highest prior first, but for the best `least` of every
+    candidate, which come before all others. The first counts[h] of them pass stage h. So each stage's numbers
+    sum to its count, and none grows from a stage to the next.
+
+    prior, candidate_of: (V,), least: (N,), with Σ least ≤ counts[h] ≤ V -> per stage, N numbers.
+    """
+    order = prior.argsort(descending=True, stable=True)
+    owner = candidate_of[order]
+    sizes = owner.bincount(minlength=len(least))
+    grouped = owner.argsort(stable=True)
+    place = torch.empty_like(owner)  # of each token among its candidate's own, by prior
+    place[grouped] = torch.arange(len(owner), device=owner.device) - (sizes.cumsum(0) - sizes)[owner[grouped]]
+    later = place >= least.to(owner.device)[owner]
+    owner = owner[later.int().argsort(stable=True)]
+    return [owner[:count].bincount(minlength=len(least)).tolist() for count in counts]
+
+
 class Strategy(Protocol):
     """A way to choose K layers from the trust curve."""
 

@@ -6,7 +6,7 @@ engine in `backbones` implements the view; `Pruner.on` is the one place that imp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Protocol
@@ -203,7 +203,7 @@ class StageView(Protocol):
 
 @dataclass(frozen=True)
 class Look:
-    """The candidates at full size and the query, before the decoder: what `Pruner.resize` sees.
+    """The candidates and the query, before the decoder: what `Pruner.resize` and `Pruner.pool` see.
 
     vision: (V, d), candidate_of: (V,), query_embedding: (d,)
     """
@@ -211,6 +211,18 @@ class Look:
     vision: Tensor
     candidate_of: Tensor
     query_embedding: Tensor
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one candidate of a list gets if every candidate has a prompt of its own: see `Pruner.pool`.
+
+    prior: (V_k,) the prior of its tokens, compared with the whole list
+    counts: how many of them pass each stage
+    """
+
+    prior: Tensor
+    counts: Mapping[Stage, int]
 
 
 @dataclass(frozen=True)
@@ -298,6 +310,17 @@ class Pruner:
             return torch.arange(len(view.alive), device=view.alive.device)
         return top_k(self.score(view), count)
 
+    def pool(self, look: Callable[[], Look], stages: Sequence[Stage]) -> list[Share] | None:
+        """Share one budget among the candidates of a list that each have a prompt of their own (pointwise).
+
+        look: returns all candidates of the list
+        stages: as `stages` returns them
+
+        Returns:
+            One share per candidate, or None: each prompt keeps its own fraction.
+        """
+        return None
+
     def budget_of(self, tokens: int) -> int:
         """Return ⌈R · tokens⌉."""
         return keep_count(self.keep, tokens)
@@ -331,6 +354,7 @@ class Pruner:
         model: Any,
         layout: Layout | Sequence[Layout],
         signals: Sequence[VisionSignals] | None = None,
+        shares: Sequence[Share] | None = None,
     ) -> AbstractContextManager[PruningRun]:
         """Prune every forward pass inside the context: `with RaDiCal(keep=0.2).on(model, layout) as run: …`.
 
@@ -338,6 +362,7 @@ class Pruner:
             model: a supported Hugging Face model
             layout: one layout per prompt of the batch
             signals: the encoder's signals of the candidates, for methods that read them (`reads_encoder`)
+            shares: what each prompt gets of its list's budget (`pool`); by default each keeps its fraction
 
         Returns:
             A context manager that gives a `PruningRun`. The model is restored on exit, also after an
@@ -345,7 +370,7 @@ class Pruner:
         """
         from radical_rerank.backbones.engine import Run
 
-        return Run(self, model, [layout] if isinstance(layout, Layout) else list(layout), signals)
+        return Run(self, model, [layout] if isinstance(layout, Layout) else list(layout), signals, shares)
 
 
 def build(name: str, *, _also: Iterable[str] = (), **options: Any) -> Pruner:
@@ -372,6 +397,18 @@ def build(name: str, *, _also: Iterable[str] = (), **options: Any) -> Pruner:
         if option not in known:
             raise unknown_name("option", option, [*known, *_also], of=f"method {name!r}")
     return method(**options)
+
+
+def list_counts(stages: Sequence[Stage], tokens: int) -> list[int]:
+    """Return how many of a list's tokens pass each stage: ⌈share · tokens⌉, of the share that is left then.
+
+    Rounded once, not stage by stage, so that exactly ⌈R · tokens⌉ pass the last.
+    """
+    counts, share = [tokens], 1.0
+    for stage in stages:
+        share = stage.keep if stage.of_all else share * stage.keep
+        counts.append(min(counts[-1], keep_count(share, tokens)))
+    return counts[1:]
 
 
 def scaled(layer: int, num_layers: int, reference: int = 36) -> int:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from radical_rerank.errors import CalibrationError, InputError
 from radical_rerank.method import (
     STRATEGIES,
+    allot,
     arithmetic_fusion,
     attention_information,
     discriminative_importance,
@@ -24,7 +25,7 @@ from radical_rerank.method import (
     top_k,
     uniqueness_of,
 )
-from radical_rerank.pruning.base import Merge, Pruner, Stage, StageView
+from radical_rerank.pruning.base import Look, Merge, Pruner, Share, Stage, StageView, list_counts
 from radical_rerank.pruning.profile import Profile
 
 FUSIONS = {"geometric": geometric_fusion, "arithmetic": arithmetic_fusion}
@@ -51,6 +52,7 @@ class RaDiCal(Pruner):
         saliency: "information" (AttentionInfo) or "attention" (the text-averaged attention p)
         fusion: "geometric" or "arithmetic"
         alpha: a fixed α for all stages; None: each layer's own
+        least: pointwise, what every candidate keeps at least, as a fraction of an even share of the budget
         profile: the model's trust profile; None: looked up by the model's identity
         seed: for the random prior and the random strategy
 
@@ -83,6 +85,7 @@ class RaDiCal(Pruner):
     saliency: str = "information"
     fusion: str = "geometric"
     alpha: float | None = None
+    least: float = 0.5
     profile: Profile | None = None
     seed: int = 0
 
@@ -102,6 +105,8 @@ class RaDiCal(Pruner):
                 raise InputError(f"{name} must be one of {', '.join(known)}, not {value!r}")
         if self.alpha is not None and not 0 <= self.alpha <= 1:
             raise InputError(f"alpha must lie in [0, 1], not {self.alpha!r}")
+        if not 0 <= self.least <= 1:
+            raise InputError(f"least must lie in [0, 1], not {self.least!r}")
         if self.layers is not None and not len(self.layers):
             raise InputError("layers must name at least one layer")
         if self.num_stages < 1 or self.gap < 1:
@@ -212,18 +217,44 @@ class RaDiCal(Pruner):
 
     def _prior(self, view: StageView) -> Tensor:
         """Return (V,) the prior of all tokens, without the cut at zero; computed once for all stages."""
-        exact = self.uniqueness == "exact"
         if self.prior == "random":
             seed = hash((self.seed, view.key, view.layer)) & 0x7FFFFFFF
             draw = torch.Generator().manual_seed(seed)
             return torch.rand(len(view.candidate_of), generator=draw).to(view.alive.device)
+        return view.once("prior", lambda: self._signed_prior(view))
+
+    def _signed_prior(self, seen: StageView | Look) -> Tensor:
+        exact = self.uniqueness == "exact"
         if self.prior == "relevance":
-            return view.once("prior", lambda: query_relevance(view.vision, view.query_embedding, signed=True))
+            return query_relevance(seen.vision, seen.query_embedding, signed=True)
         if self.prior == "uniqueness":
-            return view.once("prior", lambda: uniqueness_of(view.vision, view.candidate_of, exact=exact))
-        return view.once(
-            "prior",
-            lambda: discriminative_importance(
-                view.vision, view.query_embedding, view.candidate_of, exact=exact, signed=True
-            ),
+            return uniqueness_of(seen.vision, seen.candidate_of, exact=exact)
+        return discriminative_importance(
+            seen.vision, seen.query_embedding, seen.candidate_of, exact=exact, signed=True
         )
+
+    def pool(self, look: Callable[[], Look], stages: Sequence[Stage]) -> list[Share] | None:
+        """Give each candidate of a pointwise list as much of the list's budget as its tokens' prior earns.
+
+        The prior compares a token with all candidates of the list, and it is known before the decoder runs.
+        So it alone decides how many tokens of a candidate pass a stage: as many as it has among the best of
+        the list, and at least `least` of an even share at the last stage. Which of its tokens those are is
+        decided at the stage, by the same fusion with attention as in a listwise prompt.
+
+        Attention has no say between candidates, because it sums to 1 within each prompt: a hopeless candidate
+        gets as much of it as the best one. For the same reason no prompt has to wait for another at a stage.
+        A list runs in batches of any size with the same survivors, and only one batch is in memory.
+        """
+        if self.prior == "random" or self.alpha == 0:
+            return None
+        seen = look()
+        sizes = seen.candidate_of.bincount().tolist()
+        method = self if len(sizes) > 1 else self.for_single_image()
+        prior = method._signed_prior(seen)
+        counts = list_counts(stages, len(prior))
+        least = [int(self.least * counts[-1] * size / len(prior)) for size in sizes]
+        allotted = zip(*allot(prior, seen.candidate_of, counts, torch.tensor(least)), strict=True)
+        return [
+            Share(own, dict(zip(stages, passing, strict=True)))
+            for own, passing in zip(prior.split(sizes), allotted, strict=True)
+        ]

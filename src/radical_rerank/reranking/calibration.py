@@ -18,7 +18,8 @@ from radical_rerank.method import normalized_entropy, text_averaged
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Profile, Pruner, Stage, StageView
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, Document, load_image
-from radical_rerank.reranking.prompt import PromptTemplate, build_prompt
+from radical_rerank.reranking.preset import Preset
+from radical_rerank.reranking.prompt import PromptTemplate, build_pair, build_prompt
 
 log = logging.getLogger("radical_rerank")
 
@@ -91,10 +92,10 @@ def calibrate(
     *,
     progress: Progress = silent,
 ) -> Profile:
-    """Measure H_norm per layer, in one unpruned pass per list.
+    """Measure H_norm per layer, in one unpruned pass per list, or per image if the model is asked pointwise.
 
     Args:
-        model: a Reranker or a Backbone
+        model: a Reranker or a Backbone. A list longer than its window is cut to it
         lists: (query, images) pairs; by default generated scenes, which need no data set
         progress: shows how many lists are done
 
@@ -111,18 +112,18 @@ def calibrate(
     if lists is None:
         lists = [generated_list(seed, split="validation") for seed in range(CALIBRATION_LISTS)]
         source = f"{CALIBRATION_LISTS} lists of {CALIBRATION_CANDIDATES} generated scenes"
-    template = getattr(model, "template", None) or PromptTemplate.of(backbone)
-    max_image_tokens = getattr(model, "max_image_tokens", MAX_IMAGE_TOKENS)
+    asking = model if hasattr(model, "template") else _own_asking(backbone)
     probe = EntropyProbe()
+    count = 0
     for query, documents in progress(lists, f"calibrating {backbone.name}"):
+        count += 1
         images = [load_image(document, name=f"document {i}") for i, document in enumerate(documents)]
         try:
-            _measure(backbone, template, probe, query, images, max_image_tokens)
+            _measure(backbone, asking, probe, query, images)
         except ScoringError as error:
             raise CalibrationError(f"{backbone.name} cannot be calibrated: {error}") from None
     if not probe.h_norm:
         raise CalibrationError("calibration needs at least one list")
-    count = len(probe.h_norm[0])
     h_norm = [sum(values) / len(values) for values in probe.h_norm]
     return Profile.measured(backbone.name, h_norm, count, source, backbone.fingerprint)
 
@@ -145,15 +146,35 @@ def measured_profile(model: Any) -> Profile:
     return profile
 
 
+@dataclass(frozen=True)
+class _Asking:
+    """How a model is asked: what calibration needs of a Reranker."""
+
+    template: PromptTemplate
+    scorer: str
+    max_image_tokens: int
+
+
+def _own_asking(backbone: Backbone) -> _Asking:
+    preset = Preset.of(backbone)
+    if preset is None:
+        return _Asking(PromptTemplate.of(backbone), "logits", MAX_IMAGE_TOKENS)
+    return _Asking(preset.template, preset.scorer, preset.max_image_tokens or MAX_IMAGE_TOKENS)
+
+
 def _measure(
-    backbone: Backbone,
-    template: PromptTemplate,
-    probe: EntropyProbe,
-    query: str,
-    images: Sequence[Image.Image],
-    max_image_tokens: int,
+    backbone: Backbone, asking: Any, probe: EntropyProbe, query: str, images: Sequence[Image.Image]
 ) -> None:
-    features = backbone.encode([backbone.preprocess(image, max_image_tokens) for image in images])
-    prompt = build_prompt(backbone, template, query, [len(feature.tokens) for feature in features])
-    with probe.on(backbone.model, prompt.layout):
-        backbone.next_token_logits(backbone.inputs([prompt.ids], features))
+    template: PromptTemplate = asking.template
+    if asking.scorer != "pointwise":
+        images = images[: template.window]
+    features = backbone.encode([backbone.preprocess(image, asking.max_image_tokens) for image in images])
+    sizes = [len(feature.tokens) for feature in features]
+    if asking.scorer == "pointwise":
+        prompts = [build_pair(backbone, template, query, size) for size in sizes]
+        each = [[feature] for feature in features]
+    else:
+        prompts, each = [build_prompt(backbone, template, query, sizes)], [features]
+    for prompt, own in zip(prompts, each, strict=True):
+        with probe.on(backbone.model, prompt.layout):
+            backbone.next_token_logits(backbone.inputs([prompt.ids], own))

@@ -440,8 +440,8 @@ class Encoder:
         pruner: Pruner,
         look: LookFunction,
         clock: Clock,
-    ) -> tuple[list[int], list[list[ImageFeatures]]]:
-        """Return, per list, its visual tokens at full size and its features at the sizes the method wants.
+    ) -> tuple[list[list[int]], list[list[ImageFeatures]]]:
+        """Return, per list, its candidates' visual tokens at full size and its features at the sizes wanted.
 
         The reference's features, if there is one, come first.
         look: for methods that resize by content, from features at full size to `pruning.Look`
@@ -452,14 +452,14 @@ class Encoder:
             resized = [
                 self._resized(work, own, pruner, look, clock) for work, own in zip(lists, limits, strict=True)
             ]
-            sizes, limits = [total for total, _ in resized], [own for _, own in resized]
+            sizes, limits = [whole for whole, _ in resized], [own for _, own in resized]
         pictures = [w.pictures(own, self.max_image_tokens) for w, own in zip(lists, limits, strict=True)]
         flat = [picture for own in pictures for picture in own]
         remaining = iter(self.encode(flat, clock, signals=pruner.reads_encoder))
         features = [list(islice(remaining, len(own))) for own in pictures]
         if sizes is None:
             sizes = [
-                sum(len(feature.tokens) for feature in work.own(own))
+                [len(feature.tokens) for feature in work.own(own)]
                 for work, own in zip(lists, features, strict=True)
             ]
         return sizes, features
@@ -471,8 +471,8 @@ class Encoder:
         pruner: Pruner,
         look: LookFunction,
         clock: Clock,
-    ) -> tuple[int, list[int]]:
-        """Return a list's visual tokens at full size, and the most tokens the method gives each candidate."""
+    ) -> tuple[list[int], list[int]]:
+        """Return the candidates' visual tokens at full size, and the most that the method gives each."""
 
         def looked() -> Look:
             pictures = work.pictures(limits, self.max_image_tokens)
@@ -484,10 +484,10 @@ class Encoder:
             sizes = [self.backbone.count_tokens(image, self.max_image_tokens) for image in work.images]
         chosen = pruner.resize(sizes, looked)
         if chosen is None:
-            return sum(sizes), limits
+            return sizes, limits
         with clock("preprocess"):
             budget = pruner.budget_of(sum(sizes))
-            return sum(sizes), self.fill_budget(work.images, chosen, budget)
+            return sizes, self.fill_budget(work.images, chosen, budget)
 
     def fill_budget(self, images: Sequence[Image.Image], limits: Sequence[int], budget: int) -> list[int]:
         """Scale the limits by the largest factor at which the images have at most `budget` tokens together.

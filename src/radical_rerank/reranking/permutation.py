@@ -27,39 +27,43 @@ class Permutation:
 
 _THOUGHT = re.compile(r"\A.*</think>|<think>.*\Z", re.DOTALL | re.IGNORECASE)
 _LINKS = {"then", "and", "followed", "by"}
-"""words that may stand between two identifiers of a ranking, as numbers may"""
+"""words that may stand between two identifiers of a ranking"""
 
 
 def parse_permutation(text: str, names: str) -> Permutation:
-    """Read "B > A > C", also with brackets, commas, numbers or line breaks between the identifiers, and with
-    prose around it. Text in a think block is not read.
+    """Read "B > A > C" or, if the identifiers are digits, "[2] > [1] > [3]".
+
+    There may be brackets, commas or line breaks between the identifiers, numbers between letters, and prose
+    around it all. Text in a think block is not read.
 
     A repeated identifier counts once, an unknown one is dropped, missing ones follow in their original order.
     Each correction is counted, and so is every word of prose. Text without any identifier is an error.
     """
     answer = _THOUGHT.sub("", text)
-    words = re.findall(r"[^\W_]+", answer)
-    chains = [chain for chain in (*_chains(words), _parts(answer, names)) if set(chain) & set(names)]
+    words, known = re.findall(r"[^\W_]+", answer), set(names)
+    if not names.isdigit():
+        words = [word for word in words if not word.isdigit()]
+    chains = [chain for chain in (*_chains(words, names), _parts(answer, names)) if set(chain) & known]
     if not chains:
         raise UnreadableAnswerError(
             f"the model's answer contains none of the identifiers {names[0]} to {names[-1]}: {text[:80]!r}"
         )
     # The order is the chain that names the most candidates; of several, the last.
-    ranking = max(reversed(chains), key=lambda chain: len(set(chain) & set(names)))
-    order = [names.index(word) for word in dict.fromkeys(ranking) if word in names]
-    known = sum(word in names for word in ranking)
-    prose = [word for word in words if not word.isdigit() and word not in _LINKS]
+    ranking = max(reversed(chains), key=lambda chain: len(set(chain) & known))
+    order = [names.index(word) for word in dict.fromkeys(ranking) if word in known]
+    named = sum(word in known for word in ranking)
+    prose = [word for word in words if word not in _LINKS]
     rest = [number for number in range(len(names)) if number not in order]
-    return Permutation(order + rest, known - len(order), len(prose) - known, len(rest))
+    return Permutation(order + rest, named - len(order), len(prose) - named, len(rest))
 
 
-def _chains(words: Sequence[str]) -> list[list[str]]:
-    """Return runs of single letters; numbers and linking words do not end a run."""
+def _chains(words: Sequence[str], names: str) -> list[list[str]]:
+    """Return runs of single letters, or of numbers; linking words do not end a run."""
     chains: list[list[str]] = [[]]
     for word in words:
-        if len(word) == 1 and word.isalpha():
+        if word.isdigit() if names.isdigit() else len(word) == 1 and word.isalpha():
             chains[-1].append(word)
-        elif not word.isdigit() and word not in _LINKS:
+        elif word not in _LINKS:
             chains.append([])
     return chains
 

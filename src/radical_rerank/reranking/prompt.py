@@ -1,9 +1,10 @@
-"""The prompt of one list: its template (data), its token ids, and the layout that the engine needs."""
+"""A prompt, of a whole list or of one candidate: its template (data), its token ids, its layout."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import string
 import warnings
 from collections.abc import Sequence
@@ -30,10 +31,26 @@ _IMAGE, _QUERY = "\ue000", "\ue001"
 
 
 @dataclass(frozen=True)
-class PromptTemplate:
-    """The words of the prompt. `{image}`, `{id}`, `{query}`, `{count}`, `{first}` and `{last}` are filled in.
+class ScoreHead:
+    """A head of the checkpoint's own: Linear, ReLU, Linear(1) on the last token's hidden state.
 
-    The query comes after all images, so that its tokens have seen every candidate.
+    Args:
+        weights: what the names of its weights begin with
+        bias: the probability is sigmoid(value - bias)
+    """
+
+    weights: str
+    bias: float = 0.0
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """The words of the prompt. Fields in braces are filled in.
+
+    A prompt of a whole list (scorers "logits" and "generate") is intro, reference, candidates, question. It
+    may use `{image}`, `{id}`, `{query}`, `{count}`, `{first}` and `{last}`. By default the query comes after
+    all images, so that its tokens have seen every candidate; a template with `{query}` in its intro puts it
+    before them. A prompt of one candidate (scorer "pointwise") is `pair`.
 
     Args:
         candidate: comes once per candidate
@@ -42,9 +59,21 @@ class PromptTemplate:
         intro, reference: come before the candidates; `reference` only for composed queries
         ask_composed_logits, ask_composed_generate: the questions for composed queries. A model that cannot
             answer a question has none
+        pair: one candidate and the query: `{image}`, `{query}`, `{instruction}`
+        pair_composed: the same with `{reference}`, which comes before `{image}`
+        pair_roles: the checkpoint's chat template writes the pair itself, from two messages with the roles
+            "query" and "document", as sentence-transformers' CrossEncoder has it
+        answers: the two answers to a pair: relevant, not relevant; each is one token
+        head: the head that scores a pair, instead of the answers
+        instruction: what `{instruction}` is
         answer: follows the chat template's generation prompt, as the start of the model's answer
+        answer_logits: follows `answer` where the model answers with one identifier
+        end: token ids that end every prompt
         system: the system message
+        chat: the text around the prompt's body, `{body}`; by default the tokenizer's chat template
+        identifiers: the candidates' names, one character each
         window: how many candidates the model ranks well in one prompt
+        stride: how far apart the windows of a longer list are; by default half a window
 
     Example:
         >>> template = PromptTemplate.load("qwen3_vl")
@@ -52,39 +81,77 @@ class PromptTemplate:
         '{id}: {image}\\n'
     """
 
-    candidate: str
-    ask_logits: str
+    candidate: str | None = None
+    ask_logits: str | None = None
     ask_generate: str | None = None
     intro: str = ""
     reference: str | None = None
     ask_composed_logits: str | None = None
     ask_composed_generate: str | None = None
+    pair: str | None = None
+    pair_composed: str | None = None
+    pair_roles: bool = False
+    answers: tuple[str, str] = ("yes", "no")
+    head: ScoreHead | None = None
+    instruction: str = ""
     answer: str = ""
+    answer_logits: str = ""
+    end: tuple[int, ...] = ()
     system: str = ""
+    chat: str | None = None
+    identifiers: str = IDENTIFIERS
     window: int = len(IDENTIFIERS)
+    stride: int | None = None
 
     def __post_init__(self) -> None:
-        for name, needed in (
-            ("reference", ("{image}",)),
-            ("candidate", ("{id}", "{image}")),
-            ("ask_logits", ("{query}",)),
-            ("ask_generate", ("{query}",)),
-            ("ask_composed_logits", ("{query}",)),
-            ("ask_composed_generate", ("{query}",)),
-        ):
+        # What comes from JSON has lists and dicts.
+        for name in ("answers", "end"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if isinstance(self.head, dict):
+            object.__setattr__(self, "head", ScoreHead(**self.head))
+        object.__setattr__(self, "window", min(self.window, len(self.identifiers)))
+        self._check()
+
+    def _check(self) -> None:
+        asks = [name for name in _ASKS if getattr(self, name) is not None]
+        if (self.candidate is None or not asks) and self.pair is None and not self.pair_roles:
+            raise InputError("prompt template: candidate and ask_logits, or pair, are missing")
+        needed = {"reference": ["{image}"], "candidate": ["{id}", "{image}"], "pair": ["{image}", "{query}"]}
+        needed |= {"pair_composed": ["{reference}", "{image}", "{query}"], "chat": ["{body}"]}
+        if "{query}" not in self.intro:
+            needed |= {name: ["{query}"] for name in asks}
+        for name, fields_of in needed.items():
             text = getattr(self, name)
-            missing = [field for field in needed if text is not None and text.count(field) != 1]
+            missing = [field for field in fields_of if text is not None and text.count(field) != 1]
             if missing:
                 raise InputError(f"prompt template: {name} must contain {missing[0]} exactly once")
+        if any((self.intro + getattr(self, name)).count("{query}") != 1 for name in asks):
+            raise InputError("prompt template: intro and question must contain {query} exactly once together")
+        if "{reference}" in (self.pair_composed or "").partition("{image}")[2]:
+            raise InputError("prompt template: in pair_composed, {reference} must come before {image}")
+        if len(self.answers) != 2 or len(set(self.identifiers)) != len(self.identifiers):
+            raise InputError("prompt template: two answers are needed, and identifiers that differ")
 
     def question(self, *, composed: bool, generate: bool) -> str:
         """Return the question, or raise an InputError if the model has no such question."""
         name = f"ask{'_composed' if composed else ''}_{'generate' if generate else 'logits'}"
         text: str | None = getattr(self, name)
         if text is None or (composed and self.reference is None):
-            wanted = "queries with a reference image" if composed else "writing the whole order"
-            raise InputError(f"the model's prompt template has no {name}: it was not made for {wanted}")
+            wanted = "writing the whole order" if generate else "ranking a whole list in one prompt"
+            raise self._lacks(name, "queries with a reference image" if composed else wanted)
         return text
+
+    def pair_of(self, *, composed: bool) -> str:
+        """Return the body of a prompt of one candidate, or raise an InputError if the model has none."""
+        text = self.pair_composed if composed else self.pair
+        if text is None:
+            wanted = "queries with a reference image" if composed else "judging one image at a time"
+            raise self._lacks("pair_composed" if composed else "pair", wanted)
+        return text
+
+    @staticmethod
+    def _lacks(name: str, wanted: str) -> InputError:
+        return InputError(f"the model's prompt template has no {name}: it was not made for {wanted}")
 
     @classmethod
     def of(cls, backbone: Backbone) -> PromptTemplate:
@@ -94,23 +161,28 @@ class PromptTemplate:
         return cls.load(own if own is not None and own.is_file() else backbone.model.config.model_type)
 
     @classmethod
-    def load(cls, source: str | Path | dict[str, str]) -> PromptTemplate:
+    def load(cls, source: str | Path | dict[str, Any]) -> PromptTemplate:
         """Load a template from a dict, a JSON file, or the name of a model family."""
-        if not isinstance(source, dict):
+        if isinstance(source, dict):
+            values = source
+        else:
             shipped = resources.files("radical_rerank.reranking") / "templates" / f"{source}.json"
             path = shipped if shipped.is_file() else Path(source)
             try:
-                source = json.loads(path.read_text(encoding="utf-8"))
+                values = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
                 raise InputError(f"cannot read the prompt template {path}: {error}") from None
         known = {field.name for field in fields(cls)}
-        unknown = sorted(set(source) - known)  # type: ignore[arg-type]
+        unknown = sorted(set(values) - known)
         if unknown:
             raise InputError(f"prompt template: unknown field {unknown[0]!r}")
         try:
-            return cls(**source)  # type: ignore[arg-type]
+            return cls(**values)
         except TypeError as error:
             raise InputError(f"prompt template: {error}") from None
+
+
+_ASKS = ("ask_logits", "ask_generate", "ask_composed_logits", "ask_composed_generate")
 
 
 @dataclass(frozen=True)
@@ -134,7 +206,7 @@ class Prompt:
     ids: list[int]
     layout: Layout
     identifiers: list[int]
-    """the token that names each candidate, as it would follow this prompt"""
+    """the token that names each candidate, as it would follow this prompt; of a pair, its two answers"""
 
     def scores(self, logits: Tensor) -> Answer:
         """Score each candidate by the log-probability of its identifier among all identifiers of the list.
@@ -175,41 +247,104 @@ def build_prompt(
     Returns:
         Token ids and layout.
     """
-    if len(image_sizes) > len(IDENTIFIERS):
-        raise InputError(f"{len(image_sizes)} candidates in one prompt; there are {len(IDENTIFIERS)} letters")
-    names = IDENTIFIERS[: len(image_sizes)]
-    _warn_of_unknown_words(backbone.tokenizer, query)
+    names = template.identifiers[: len(image_sizes)]
+    if len(image_sizes) > len(names):
+        raise InputError(f"{len(image_sizes)} candidates in one prompt; there are {len(names)} identifiers")
     composed = reference_size is not None
     ask = template.question(composed=composed, generate=generate)
     body = template.intro + (template.reference or "" if composed else "")
-    body += "".join(template.candidate.replace("{id}", name) for name in names) + ask
-    before, after = backbone.family.markup
-    filled = {"{count}": str(len(names)), "{first}": names[0], "{last}": names[-1]}
-    filled |= {"{image}": before + _IMAGE + after, "{query}": _QUERY}
-    for field, value in filled.items():
-        body = body.replace(field, value)
-    text = _chat(backbone.tokenizer, template.system, body) + template.answer
+    body += "".join((template.candidate or "").replace("{id}", name) for name in names) + ask
+    body = _filled(backbone, body, {"count": str(len(names)), "first": names[0], "last": names[-1]})
+    text = _chat(backbone.tokenizer, template, body) + template.answer
+    if not generate:
+        text += template.answer_logits
+    sizes = [reference_size, *image_sizes] if reference_size is not None else list(image_sizes)
+    return _prompt(backbone, template, text, query, sizes, names, composed=composed)
 
-    head, tail = text.split(_QUERY)
-    *literals, lead = head.split(_IMAGE)
-    ids = _begin_of_text(backbone.tokenizer, text)
+
+def build_pair(
+    backbone: Backbone,
+    template: PromptTemplate,
+    query: str,
+    image_size: int,
+    *,
+    reference_size: int | None = None,
+    place: int = 0,
+) -> Prompt:
+    """Build the prompt for a query and one candidate (scorer "pointwise").
+
+    Args:
+        backbone, template, query, reference_size: as in `build_prompt`
+        image_size: visual tokens of the candidate
+        place: the candidate's place in its list
+
+    Returns:
+        Token ids, layout, and the tokens of the two answers.
+    """
+    composed = reference_size is not None
+    if template.pair_roles and not composed:
+        text = _pair_by_roles(backbone)
+    else:
+        body = _filled(backbone, template.pair_of(composed=composed), {"instruction": template.instruction})
+        text = _chat(backbone.tokenizer, template, body)
+    sizes = [image_size] if reference_size is None else [reference_size, image_size]
+    names = () if template.head is not None else template.answers
+    text += template.answer
+    return _prompt(backbone, template, text, query, sizes, names, composed=composed, place=place)
+
+
+def _filled(backbone: Backbone, body: str, values: dict[str, str]) -> str:
+    """Fill in a template's fields; images and the query by the characters that stand for them."""
+    before, after = backbone.family.markup
+    image = before + _IMAGE + after
+    for field, value in {**values, "image": image, "reference": image, "query": _QUERY}.items():
+        body = body.replace(f"{{{field}}}", value)
+    return body
+
+
+def _prompt(
+    backbone: Backbone,
+    template: PromptTemplate,
+    text: str,
+    query: str,
+    sizes: Sequence[int],
+    names: Sequence[str],
+    *,
+    composed: bool,
+    place: int = 0,
+) -> Prompt:
+    """Make token ids and layout of a text in which characters stand for the images and the query.
+
+    sizes: visual tokens of each image, in the order of the text; the first is the reference of a composed
+        query
+    names: the words that may follow the prompt
+    """
+    tokenizer = backbone.tokenizer
+    _warn_of_unknown_words(tokenizer, query)
+    ids = _begin_of_text(tokenizer, text)
     images: list[range] = []
-    sizes = [reference_size, *image_sizes] if reference_size is not None else image_sizes
-    for literal, size in zip(literals, sizes, strict=True):
-        ids += _encode(backbone.tokenizer, literal)
-        images.append(range(len(ids), len(ids) + size))
-        ids += [backbone.image_token_id] * size
-    # Words carry the space before them in most tokenizers: the space before the query belongs to it.
-    ids += _encode(backbone.tokenizer, lead.rstrip(" "))
-    start = len(ids)
-    ids += _encode_plain(backbone.tokenizer, lead[len(lead.rstrip(" ")) :] + query)
-    words = tuple(range(start, len(ids)))
+    words: tuple[int, ...] = ()
+    remaining = iter(sizes)
+    head, _, tail = text.partition(_QUERY)
+    lead, before = _cut(tokenizer, head, last=True)
+    after, rest = _cut(tokenizer, tail, last=False)
+    for part in re.split(f"([{_IMAGE}{_QUERY}])", f"{lead}{_QUERY}{rest}"):
+        if part == _IMAGE:
+            images.append(range(len(ids), len(ids) + next(remaining)))
+            ids += [backbone.image_token_id] * len(images[-1])
+        elif part == _QUERY:
+            own, where = _encode_query(tokenizer, before, query, after)
+            words = tuple(len(ids) + number for number in where)
+            ids += own
+        else:
+            ids += _encode(tokenizer, part)
     if not words:
         raise InputError(f"the query {query!r} has no words that the tokenizer knows")
-    ids += _encode(backbone.tokenizer, tail)
-    identifiers = _identifier_ids(backbone.tokenizer, tail)[: len(names)]
+    ids += template.end
+    identifiers = list(_identifier_ids(tokenizer, re.split(f"[{_IMAGE}{_QUERY}]", text)[-1], tuple(names)))
     protected = (images.pop(0),) if composed else ()
-    key = hashlib.blake2b(f"{query} {list(sizes)}".encode(), digest_size=4).digest()
+    seed = f"{query} {list(sizes)}" + (f" {place}" if place else "")
+    key = hashlib.blake2b(seed.encode(), digest_size=4).digest()
     layout = Layout(len(ids), tuple(images), words, protected, key=int.from_bytes(key, "big"))
     return Prompt(ids, layout, identifiers)
 
@@ -227,14 +362,16 @@ def _warn_of_unknown_words(tokenizer: Any, text: str) -> None:
     if words:
         shown = ", ".join(map(repr, words))
         warnings.warn(
-            f"the model does not know the words {shown} of {text!r}", OutOfWorldWarning, stacklevel=3
+            f"the model does not know the words {shown} of {text!r}", OutOfWorldWarning, stacklevel=4
         )
 
 
-def _chat(tokenizer: Any, system: str, body: str) -> str:
+def _chat(tokenizer: Any, template: PromptTemplate, body: str) -> str:
+    if template.chat is not None:
+        return template.chat.replace("{body}", body)
     if tokenizer.chat_template is None:
-        return system + body
-    messages = [{"role": "system", "content": system}] if system else []
+        return template.system + body
+    messages = [{"role": "system", "content": template.system}] if template.system else []
     messages.append({"role": "user", "content": body})
     text: str = tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
@@ -251,6 +388,32 @@ def _chat(tokenizer: Any, system: str, body: str) -> str:
     return text
 
 
+def _pair_by_roles(backbone: Backbone) -> str:
+    """Return what the checkpoint's own chat template writes for a query and an image document."""
+    tokenizer = backbone.tokenizer
+    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+    messages = [
+        {"role": "query", "content": [{"type": "text", "text": _QUERY}]},
+        {"role": "document", "content": [{"type": "image", "image": ""}]},
+    ]
+    try:
+        text: str = tokenizer.apply_chat_template(
+            messages,
+            chat_template="reranker" if "reranker" in named else None,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+    except Exception as error:  # a template may raise anything on roles that it does not know
+        raise InputError(f"{_NO_ROLES}: {error}") from None
+    text = text.replace(tokenizer.convert_ids_to_tokens(backbone.image_token_id), _IMAGE)
+    if (text.count(_QUERY), text.count(_IMAGE)) != (1, 1):
+        raise InputError(f"{_NO_ROLES}: pass template= with a pair of your own")
+    return text
+
+
+_NO_ROLES = 'the checkpoint\'s chat template does not write a pair from the roles "query" and "document"'
+
+
 @lru_cache(maxsize=1024)
 def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
     """Return the ids of the template's text, which recurs in every prompt. Special tokens are special."""
@@ -262,6 +425,37 @@ def _encode_plain(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
 
+def _encode_query(tokenizer: Any, before: str, query: str, after: str) -> tuple[list[int], list[int]]:
+    """Return the ids of the query with the words around it, and which of them are the query's.
+
+    They are tokenized as one text, since a token may hold the end of one and the start of the other: "?\\n".
+    """
+    encoded = tokenizer(
+        before + query + after,
+        add_special_tokens=False,
+        split_special_tokens=True,
+        return_offsets_mapping=True,
+    )
+    start, end = len(before), len(before) + len(query)
+    spans = encoded["offset_mapping"]
+    own = [i for i, (left, right) in enumerate(spans) if left < end and right > start]
+    return list(encoded["input_ids"]), own
+
+
+def _cut(tokenizer: Any, text: str, *, last: bool) -> tuple[str, str]:
+    """Cut a template's text at its last (first) image or special token: what is beyond is plain text."""
+    spans = [match.span() for match in _special(tokenizer).finditer(text)]
+    cuts = [0, *(end for _, end in spans)] if last else [*(start for start, _ in spans), len(text)]
+    cut = cuts[-1] if last else cuts[0]
+    return text[:cut], text[cut:]
+
+
+@lru_cache(maxsize=16)
+def _special(tokenizer: Any) -> re.Pattern[str]:
+    tokens = sorted((str(t) for t in tokenizer.added_tokens_decoder.values() if t.special), key=len)
+    return re.compile("|".join(map(re.escape, [_IMAGE, *reversed(tokens)])))
+
+
 def _begin_of_text(tokenizer: Any, text: str) -> list[int]:
     """Return the token that this tokenizer puts before every text, unless the chat template wrote it."""
     start = tokenizer.bos_token_id
@@ -270,14 +464,15 @@ def _begin_of_text(tokenizer: Any, text: str) -> list[int]:
     return [start]
 
 
-@lru_cache(maxsize=64)
-def _identifier_ids(tokenizer: Any, tail: str) -> list[int]:
-    """Return the single token of each letter when it follows `tail`."""
+@lru_cache(maxsize=256)
+def _identifier_ids(tokenizer: Any, tail: str, names: tuple[str, ...]) -> list[int]:
+    """Return the single token of each name when it follows `tail`."""
     plain = _encode(tokenizer, tail)
     ids: list[int] = []
-    for letter in IDENTIFIERS:
-        *start, token = _encode(tokenizer, tail + letter)
+    for name in names:
+        *start, token = _encode(tokenizer, tail + name)
         if tuple(start) != plain or token in ids or token == tokenizer.unk_token_id:
-            raise InputError(f"the letter {letter!r} is not one token of its own after {tail[-20:]!r}")
+            what = "letter" if len(name) == 1 else "word"
+            raise InputError(f"the {what} {name!r} is not one token of its own after {tail[-20:]!r}")
         ids.append(token)
     return ids

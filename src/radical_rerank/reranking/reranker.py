@@ -1,4 +1,8 @@
-"""The Reranker: a query and candidate images in, the images in order out."""
+"""The Reranker: a query and candidate images in, the images in order out.
+
+Listwise (scorers "logits" and "generate"), a list is one prompt. Pointwise, every candidate has a prompt of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import chain, islice
 from numbers import Integral
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +23,9 @@ import torch
 from PIL import Image
 
 from radical_rerank import progress as bars
-from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures
-from radical_rerank.errors import InputError, UnreadableAnswerError
-from radical_rerank.pruning import Layout, Look, Profile, Pruner, VisionSignals, build
+from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures, load_head
+from radical_rerank.errors import InputError, ScoringError, UnreadableAnswerError
+from radical_rerank.pruning import Look, Profile, Pruner, Share, build
 from radical_rerank.reranking.calibration import measured_profile
 from radical_rerank.reranking.encoding import (
     MAX_IMAGE_TOKENS,
@@ -34,11 +39,12 @@ from radical_rerank.reranking.encoding import (
     joined_signals,
 )
 from radical_rerank.reranking.permutation import parse_permutation, permutation_scores
+from radical_rerank.reranking.preset import Preset
 from radical_rerank.reranking.prompt import (
-    IDENTIFIERS,
     Answer,
     Prompt,
     PromptTemplate,
+    build_pair,
     build_prompt,
     query_tokens,
 )
@@ -48,24 +54,50 @@ from radical_rerank.reranking.results import (
     RankedDocument,
     Ranking,
     Skipped,
+    join_reports,
     make_report,
 )
 from radical_rerank.reranking.windows import rank_in_windows
 
 OnError = Literal["raise", "skip"]
-SCORERS = ("logits", "generate")
+SCORERS = ("logits", "generate", "pointwise")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One prompt to run.
+
+    features: of its images, in its order; own: of its candidates
+    indices: the documents of its candidates
+    full: their visual tokens at full size
+    share: what it gets of its list's budget, if the method shares one
+    """
+
+    prompt: Prompt
+    features: Sequence[ImageFeatures]
+    own: Sequence[ImageFeatures]
+    indices: Sequence[int]
+    full: int
+    share: Share | None = None
+
+    @property
+    def length(self) -> tuple[int, int]:
+        """Its tokens at the end of the decoder, if that is known, and at the start."""
+        visual = len(self.prompt.layout.positions)
+        left = visual if self.share is None else min(self.share.counts.values(), default=visual)
+        return len(self.prompt.ids) - visual + left, len(self.prompt.ids)
 
 
 @dataclass(frozen=True)
 class _Scored:
-    """What one prompt gave."""
+    """What one prompt gave, or the prompts of one list together."""
 
     answer: Answer
     report: PruningReport
 
 
 class Reranker:
-    """Ranks images for a query with a vision-language model, listwise, in one forward pass.
+    """Ranks images for a query with a vision-language model: by default listwise, in one forward pass.
 
     Threads may share a Reranker: their calls take turns. It can be pickled (its cache is left out). A forked
     process cannot use it.
@@ -74,16 +106,21 @@ class Reranker:
         model: a model id, a folder, or a `Backbone`; by default the small model that ships with the package
         method: the name of a pruning method (see `METHODS`) or a `Pruner`
         keep: the fraction of visual tokens alive at the end
-        scorer: "logits" (one forward pass) or "generate" (the model writes the order)
-        template: a model family's name, a JSON file or a dict; by default the model's own
+        scorer: "logits" (default; one forward pass), "generate" (the model writes the order) or "pointwise"
+            (each image alone with the query; the score is the probability that it is relevant)
+        preset: how a trained reranker is asked: a preset's name, a JSON file or a dict. "auto" finds it by
+            the model's name or configuration; "none" or None: no preset. Other arguments come before it
+        template: a model family's name, a JSON file or a dict; by default the preset's or the model's own
+        instruction: what to look for, for templates that have an `{instruction}`
         window, stride: lists longer than `window` (by default the template's, at most 52) are ranked in
-            windows, `stride` apart
-        max_image_tokens: larger images are scaled down to this many visual tokens
+            windows, `stride` apart; not pointwise
+        pair_batch: pointwise, how many images run together; the scores are the same
+        max_image_tokens: larger images are scaled down to this many visual tokens (default 384)
         max_pixels: larger images are refused
         max_query_tokens: longer queries are refused; by default there is no limit
         vision_cache_bytes: how much of the images encoded last to keep; 0 for none
         vision_cache: the cache of another Reranker with the same model, to share it
-        max_new_tokens: the limit of a generated answer
+        max_new_tokens: the limit of a generated answer (default 512)
         on_unreadable: with scorer "generate", what to do with an answer that names no candidate: "raise" a
             ScoringError, or "keep" the order of the prompt and count it in `Ranking.unreadable`
         device, dtype, attn_implementation, model_kwargs: for loading the model, see
@@ -104,16 +141,19 @@ class Reranker:
         method: str | Pruner = "radical",
         *,
         keep: float | None = None,
-        scorer: str = "logits",
+        scorer: str | None = None,
+        preset: Preset | dict[str, Any] | str | Path | None = "auto",
         template: PromptTemplate | dict[str, Any] | str | Path | None = None,
+        instruction: str | None = None,
         window: int | None = None,
         stride: int | None = None,
-        max_image_tokens: int = MAX_IMAGE_TOKENS,
+        pair_batch: int = 8,
+        max_image_tokens: int | None = None,
         max_pixels: int = MAX_PIXELS,
         max_query_tokens: int | None = None,
         vision_cache_bytes: int = VISION_CACHE_BYTES,
         vision_cache: VisionCache | None = None,
-        max_new_tokens: int = 512,
+        max_new_tokens: int | None = None,
         on_unreadable: Literal["raise", "keep"] = "raise",
         device: str | None = None,
         dtype: str | torch.dtype | None = None,
@@ -122,12 +162,17 @@ class Reranker:
         **options: Any,
     ) -> None:
         # Everything that can be wrong is checked before a model is loaded.
-        if scorer not in SCORERS:
+        if scorer is not None and scorer not in SCORERS:
             raise InputError(f"scorer must be one of {', '.join(SCORERS)}, not {scorer!r}")
         if on_unreadable not in ("raise", "keep"):
             raise InputError(f'on_unreadable must be "raise" or "keep", not {on_unreadable!r}')
-        if max_image_tokens < 1:
+        if max_image_tokens is not None and max_image_tokens < 1:
             raise InputError(f"max_image_tokens must be at least 1, not {max_image_tokens}")
+        _check_count("pair_batch", pair_batch)
+        if preset == "none":
+            preset = None
+        if not (preset is None or preset == "auto" or isinstance(preset, Preset)):
+            preset = Preset.load(preset)
         if isinstance(method, Pruner):
             if keep is not None or options:
                 raise InputError("set keep and other options in the Pruner that you pass")
@@ -146,21 +191,55 @@ class Reranker:
         elif any(value is not None for value in loading.values()):
             raise InputError(f"set {', '.join(loading)} in the Backbone that you pass")
         self.backbone = model
-        if not isinstance(template, PromptTemplate):
-            template = PromptTemplate.of(model) if template is None else PromptTemplate.load(template)
+        if preset == "auto":  # a template of the user's own comes first
+            preset = Preset.of(model) if template is None else None
+        assert preset is None or isinstance(preset, Preset)
+        self._ask_by(preset, template, instruction)
+        self.scorer: str = scorer or (preset and preset.scorer) or "logits"
+        self.max_new_tokens: int = max_new_tokens or (preset and preset.max_new_tokens) or 512
+        self.max_image_tokens: int = (
+            max_image_tokens or (preset and preset.max_image_tokens) or MAX_IMAGE_TOKENS
+        )
+        self._set_windows(window, stride)
+        self.on_unreadable, self.max_query_tokens = on_unreadable, max_query_tokens
+        self.pair_batch = pair_batch
+        self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
+        self.encoder = Encoder(model, self.vision_cache, self.max_image_tokens, max_pixels)
+
+    def _ask_by(
+        self,
+        preset: Preset | None,
+        template: PromptTemplate | dict[str, Any] | str | Path | None,
+        instruction: str | None,
+    ) -> None:
+        """Set the prompt's words, and the head if the model scores with one."""
+        if template is None:
+            template = preset.template if preset is not None else PromptTemplate.of(self.backbone)
+        elif not isinstance(template, PromptTemplate):
+            template = PromptTemplate.load(template)
+        if instruction is not None:
+            if "{instruction}" not in (template.pair or ""):
+                raise InputError("the model's prompt template has no {instruction}")
+            template = replace(template, instruction=instruction)
         self.template = template
+        self._head = None
+        if template.head is not None:
+            head = load_head(self.backbone.name, template.head.weights)
+            self._head = head.to(self.backbone.device)
+
+    def _set_windows(self, window: int | None, stride: int | None) -> None:
+        template = self.template
+        most = len(template.identifiers)
         self.window = template.window if window is None else window
+        if not 2 <= self.window <= most:
+            raise InputError(f"window must lie between 2 and {most}, not {self.window}")
+        if stride is None and template.stride is not None:
+            stride = min(template.stride, self.window - 1)
         self.stride = max(1, self.window // 2) if stride is None else stride
-        if not 2 <= self.window <= len(IDENTIFIERS):
-            raise InputError(f"window must lie between 2 and {len(IDENTIFIERS)}, not {self.window}")
         if not 1 <= self.stride < self.window:
             raise InputError(
                 f"stride must lie between 1 and window - 1 = {self.window - 1}, not {self.stride}"
             )
-        self.scorer, self.on_unreadable, self.max_new_tokens = scorer, on_unreadable, max_new_tokens
-        self.max_query_tokens, self.max_image_tokens = max_query_tokens, max_image_tokens
-        self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
-        self.encoder = Encoder(model, self.vision_cache, max_image_tokens, max_pixels)
 
     @classmethod
     def from_pretrained(cls, model: str | Path = DEFAULT_MODEL, *args: Any, **options: Any) -> Reranker:
@@ -250,7 +329,7 @@ class Reranker:
         while batch := [(query, _listed(documents)) for query, documents in islice(remaining, batch_size)]:
             loaded = [self._load(query, documents, on_error) for query, documents in batch]
             # Lists that fit a window run together; longer ones take several passes of their own.
-            short = [i for i, (work, _) in enumerate(loaded) if 1 < len(work.images) <= self.window]
+            short = [i for i, (work, _) in enumerate(loaded) if self._fits(len(work.images))]
             together = dict(zip(short, self._score([loaded[i][0] for i in short]), strict=True))
             for i, (work, skipped) in enumerate(loaded):
                 scored = [together[i]] if i in together else []
@@ -296,6 +375,10 @@ class Reranker:
                     f"the query has {count} tokens, more than the limit of {self.max_query_tokens}"
                 )
 
+    def _fits(self, count: int) -> bool:
+        """Return whether a list of so many candidates is scored in one go."""
+        return count > 0 if self.scorer == "pointwise" else 1 < count <= self.window
+
     def _in_windows(self, work: CandidateList, scored: list[_Scored]) -> list[tuple[int, float]]:
         """Rank a list that does not fit a window. Returns (place in `work`, score) pairs, best first.
 
@@ -317,58 +400,113 @@ class Reranker:
     # Running the model.
 
     def _score(self, lists: Sequence[CandidateList]) -> list[_Scored]:
-        """Score lists that each fit a window, in one batch."""
+        """Score lists that each fit a window: listwise in one batch, pointwise in batches of pairs."""
         if not lists:
             return []
         self.prepare()
-        model, pruner, generate = self.backbone, self.pruner, self.scorer == "generate"
-        with model.exclusive():
+        with self.backbone.exclusive():
             clock = Clock(len(lists))
-            full, features = self.encoder.encode_lists(lists, pruner, self._look, clock)
+            full, features = self.encoder.encode_lists(lists, self.pruner, self._look, clock)
+            asked = [self._asked(*each, clock) for each in zip(lists, full, features, strict=True)]
+            flat = list(chain(*asked))
+            scored: dict[int, _Scored] = {}
+            order, together = list(range(len(flat))), len(flat)
+            if self.scorer == "pointwise":
+                # Prompts of similar length share a batch, so that little of it is padding.
+                order.sort(key=lambda i: flat[i].length)
+                together = self.pair_batch
+            for start in range(0, len(flat), together):
+                places = order[start : start + together]
+                scored |= zip(places, self._run([flat[i] for i in places], clock), strict=True)
+        parts = map(scored.__getitem__, range(len(flat)))
+        return [_joined(list(islice(parts, len(own))), dict(clock.seconds)) for own in asked]
+
+    def _asked(
+        self, work: CandidateList, full: Sequence[int], features: Sequence[ImageFeatures], clock: Clock
+    ) -> list[_Asked]:
+        """Return the prompts of one list: one of all candidates, or one of each."""
+        own = work.own(features)
+        if self.scorer != "pointwise":
             with clock("preprocess"):
-                prompts, layouts, signals = list[Prompt](), list[Layout](), list[VisionSignals]()
-                for work, own in zip(lists, features, strict=True):
-                    sizes = work.sizes(own)
-                    prompts.append(build_prompt(model, self.template, work.text, **sizes, generate=generate))
-                    layouts.append(prompts[-1].layout)
-                    if pruner.reads_encoder:
-                        signals.append(joined_signals(work.own(own)))
-                pruning = pruner.on(model.model, layouts, signals or None)
-                inputs = model.inputs(list(map(attrgetter("ids"), prompts)), list(chain(*features)))
-            with clock("decoder"), pruning as run:
-                if generate:
-                    output: Iterable[Any] = model.write(inputs, self.max_new_tokens)
-                else:
-                    output = model.next_token_logits(inputs)
-            # A method computes its prior at its first stage: that time is part of the selection's.
-            prior, selection = run.seconds["prior"], run.seconds["selection"]
-            clock.add("prior", prior)
-            clock.add("selection", selection - prior)
-            clock.add("decoder", -selection)
-            with clock("scoring"):
-                read = self._read if generate else Prompt.scores
-                answers = list(map(read, prompts, output))
-        scored = []
-        for i, work in enumerate(lists):
-            report = make_report(
+                prompt = self._prompt(work, features)
+            return [_Asked(prompt, features, own, work.indices, sum(full))]
+        with clock("preprocess"):
+            context = features[: len(features) - len(own)]
+            asked = [
+                _Asked(self._prompt(work, [*context, image], k), [*context, image], [image], [index], size)
+                for k, (image, index, size) in enumerate(zip(own, work.indices, full, strict=True))
+            ]
+        with clock("prior"):
+            stages = self.pruner.stages(self.backbone.shape.num_layers)
+            shares = self.pruner.pool(partial(self._look, work, features), stages)
+        if shares is None:
+            return asked
+        return [replace(one, share=share) for one, share in zip(asked, shares, strict=True)]
+
+    def _prompt(self, work: CandidateList, features: Sequence[ImageFeatures], place: int = 0) -> Prompt:
+        """Return the prompt of a list; pointwise, of the candidate at this place."""
+        sizes = [len(feature.tokens) for feature in features]
+        reference = None if work.reference is None else sizes.pop(0)
+        model, template = self.backbone, self.template
+        if self.scorer == "pointwise":
+            return build_pair(model, template, work.text, sizes[0], reference_size=reference, place=place)
+        generate = self.scorer == "generate"
+        return build_prompt(model, template, work.text, sizes, reference_size=reference, generate=generate)
+
+    def _run(self, asked: Sequence[_Asked], clock: Clock) -> list[_Scored]:
+        """Run prompts in one batch."""
+        model, pruner = self.backbone, self.pruner
+        with clock("preprocess"):
+            layouts = [one.prompt.layout for one in asked]
+            signals = [joined_signals(one.own) for one in asked] if pruner.reads_encoder else None
+            shares = [one.share for one in asked if one.share is not None]
+            pruning = pruner.on(model.model, layouts, signals, shares or None)
+            features = list(chain(*(one.features for one in asked)))
+            inputs = model.inputs([one.prompt.ids for one in asked], features)
+        with clock("decoder"), pruning as run:
+            if self.scorer == "generate":
+                output: Iterable[Any] = model.write(inputs, self.max_new_tokens)
+            else:
+                output = model.next_token_logits(inputs) if self._head is None else model.last_hidden(inputs)
+        # A method computes its prior at its first stage: that time is part of the selection's.
+        prior, selection = run.seconds["prior"], run.seconds["selection"]
+        clock.add("prior", prior)
+        clock.add("selection", selection - prior)
+        clock.add("decoder", -selection)
+        with clock("scoring"):
+            answers = [self._read(one.prompt, out) for one, out in zip(asked, output, strict=True)]
+        reports = [
+            make_report(
                 method=type(pruner).__name__,
                 keep=pruner.keep,
                 layout=layouts[i],
                 stages=run.stages[i],
                 shape=model.shape,
-                seconds=dict(clock.seconds),
-                indices=work.indices,
-                features=work.own(features[i]),
-                full=full[i],
+                indices=one.indices,
+                features=one.own,
+                full=one.full,
             )
-            scored.append(_Scored(answers[i], report))
-        return scored
+            for i, one in enumerate(asked)
+        ]
+        return list(map(_Scored, answers, reports))
 
-    def _read(self, prompt: Prompt, text: str) -> Answer:
+    def _read(self, prompt: Prompt, output: Any) -> Answer:
+        """Read the model's answer to one prompt: logits, a hidden state, or text."""
+        if self.scorer == "generate":
+            return self._read_order(prompt, output)
+        if self._head is not None and self.template.head is not None:
+            value = self._head(output)[0] - self.template.head.bias
+            if not value.isfinite():
+                raise ScoringError("the value of the model's head is not finite: there is no score in it")
+            return Answer([float(torch.nn.functional.logsigmoid(value))])
+        answer = prompt.scores(output)
+        return replace(answer, scores=answer.scores[:1]) if self.scorer == "pointwise" else answer
+
+    def _read_order(self, prompt: Prompt, text: str) -> Answer:
         """Read a generated order."""
         count = len(prompt.identifiers)
         try:
-            parsed = parse_permutation(text, IDENTIFIERS[:count])
+            parsed = parse_permutation(text, self.template.identifiers[:count])
         except UnreadableAnswerError:
             if self.on_unreadable == "raise":
                 raise
@@ -376,15 +514,14 @@ class Reranker:
         return Answer(permutation_scores(parsed.order), parsed.repairs)
 
     def _look(self, work: CandidateList, features: Sequence[ImageFeatures]) -> Look:
-        """Return the candidates at full size, and the query as the decoder will read it."""
-        generate = self.scorer == "generate"
-        prompt = build_prompt(
-            self.backbone, self.template, work.text, **work.sizes(features), generate=generate
-        )
+        """Return the candidates, and the query as the decoder will read it."""
+        own = work.own(features)
+        prompt = self._prompt(work, features)
         ids = torch.tensor(prompt.ids, device=self.backbone.device)[list(prompt.layout.query)]
         query = self.backbone.model.get_input_embeddings()(ids).detach().float().mean(dim=0)
-        vision = torch.cat([feature.tokens for feature in work.own(features)])
-        return Look(vision, prompt.layout.candidate_of.to(vision.device), query)
+        sizes = torch.tensor([len(feature.tokens) for feature in own])
+        vision = torch.cat([feature.tokens for feature in own])
+        return Look(vision, torch.arange(len(own)).repeat_interleave(sizes).to(vision.device), query)
 
     # The settings in use.
 
@@ -423,6 +560,17 @@ _OPTIONS = [
     for name, parameter in inspect.signature(Reranker).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY
 ]
+
+
+def _joined(parts: Sequence[_Scored], seconds: dict[str, float]) -> _Scored:
+    """Return what the prompts of one list gave together."""
+    answers = [part.answer for part in parts]
+    answer = Answer(
+        list(chain(*(own.scores for own in answers))),
+        sum(own.repairs for own in answers),
+        all(own.readable for own in answers),
+    )
+    return _Scored(answer, join_reports([part.report for part in parts], seconds))
 
 
 def _check_count(name: str, value: Any) -> None:

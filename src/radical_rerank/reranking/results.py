@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any, overload
 
 import torch
@@ -39,7 +40,8 @@ class RankedDocument:
 
     Args:
         index: its place in the list that was passed
-        score: the log of its probability among the candidates of its list, at most 0
+        score: the log of its probability among the candidates of its list, at most 0; with scorer
+            "pointwise", the log of the probability that it is relevant
         document: the document itself
 
     Example:
@@ -80,7 +82,8 @@ class Ranking(Sequence[RankedDocument]):
 
     Args:
         results: the documents in order
-        reports: one per prompt that ran; the last one ranked the front of the list
+        reports: one per prompt that ran; the last one ranked the front of the list. With scorer "pointwise",
+            one for all prompts of the list
         skipped: documents that could not be read
         repairs: corrections made to a generated order (scorer "generate")
         unreadable: answers without an order, for which the prompt's order was kept (`on_unreadable="keep"`)
@@ -194,7 +197,7 @@ class StageReport:
 
 @dataclass(frozen=True)
 class PruningReport:
-    """What pruning did to one prompt, and what it cost.
+    """What pruning did to one prompt, and what it cost. Pointwise, to the prompts of one list together.
 
     Costs are multiply-accumulates of the decoder's prefill and bytes of its key-value cache, counted as in
     the paper.
@@ -211,6 +214,7 @@ class PruningReport:
             Lists of one batch share its time equally
         indices: the documents of this prompt, in its order, by their index in the list that was passed
         blocks: per candidate, which part of its image each token shows
+        prompts: how many prompts these are the sums of
 
     Example:
         >>> query, images = generated_list(0, candidates=4)
@@ -235,6 +239,7 @@ class PruningReport:
     seconds: dict[str, float]
     indices: list[int]
     blocks: list[list[Block]] = field(repr=False)
+    prompts: int = 1
 
     @property
     def visual_tokens_left(self) -> int:
@@ -277,7 +282,7 @@ class Totals:
             for part, spent in report.seconds.items():
                 seconds[part] = seconds.get(part, 0.0) + spent
         return cls(
-            prompts=len(reports),
+            prompts=sum(report.prompts for report in reports),
             tokens=sum(report.tokens for report in reports),
             visual_tokens=sum(report.visual_tokens for report in reports),
             visual_tokens_left=sum(report.visual_tokens_left for report in reports),
@@ -295,12 +300,11 @@ def make_report(
     layout: Layout,
     stages: Sequence[PrunedStage],
     shape: DecoderShape,
-    seconds: dict[str, float],
     indices: Sequence[int],
     features: Sequence[ImageFeatures],
     full: int,
 ) -> PruningReport:
-    """Report on one prompt. full: the candidates' visual tokens at full size"""
+    """Report on one prompt, but for its seconds. full: the candidates' visual tokens at full size"""
     blocks = [list(feature.blocks) for feature in features]
     reports = [_stage_report(stage, layout) for stage in stages]
     visual = len(layout.positions)
@@ -324,9 +328,42 @@ def make_report(
         kv_bytes_dense=cache_dense,
         flops_saved=saving(cost, cost_dense),
         kv_saved=saving(cache, cache_dense),
-        seconds=seconds,
+        seconds={},
         indices=list(indices),
         blocks=blocks,
+    )
+
+
+def join_reports(parts: Sequence[PruningReport], seconds: dict[str, float]) -> PruningReport:
+    """Report on the prompts of one list together. seconds: of all of them"""
+    if len(parts) == 1:
+        return replace(parts[0], seconds=seconds)
+    sums = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
+    return replace(
+        parts[0],
+        **sums,
+        stages=[_joined_stage(same) for same in zip(*(part.stages for part in parts), strict=True)],
+        tokens_per_layer=[sum(n) for n in zip(*(part.tokens_per_layer for part in parts), strict=True)],
+        flops_saved=saving(sums["macs"], sums["macs_dense"]),
+        kv_saved=saving(sums["kv_bytes"], sums["kv_bytes_dense"]),
+        seconds=seconds,
+        indices=list(chain(*(part.indices for part in parts))),
+        blocks=list(chain(*(part.blocks for part in parts))),
+    )
+
+
+_COSTS = ("macs", "macs_dense", "kv_bytes", "kv_bytes_dense")
+_SUMMED = ("tokens", "visual_tokens", "visual_tokens_entering", *_COSTS, "prompts")
+
+
+def _joined_stage(same: Sequence[StageReport]) -> StageReport:
+    return replace(
+        same[0],
+        before=sum(stage.before for stage in same),
+        after=sum(stage.after for stage in same),
+        # A prompt that keeps all its tokens at a stage has not asked for α.
+        alpha=next((stage.alpha for stage in same if stage.alpha is not None), None),
+        survivors=list(chain(*(stage.survivors for stage in same))),
     )
 
 

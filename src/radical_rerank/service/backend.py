@@ -65,6 +65,7 @@ class Rerankers:
 
     Args:
         backbone: the model
+        asking: how it is asked: `preset` and `scorer` of a `Reranker`
 
     Example:
         >>> rerankers = Rerankers(Backbone.from_pretrained("scenes"))
@@ -72,8 +73,8 @@ class Rerankers:
         True
     """
 
-    def __init__(self, backbone: Backbone) -> None:
-        self.backbone = backbone
+    def __init__(self, backbone: Backbone, **asking: Any) -> None:
+        self.backbone, self._asking = backbone, asking
         self._cache = VisionCache(VISION_CACHE_BYTES)
         self._rerankers: dict[tuple[str, float], Reranker] = {}
 
@@ -84,7 +85,7 @@ class Rerankers:
             if len(self._rerankers) > MAX_RERANKERS:
                 self._rerankers.clear()
             pruner = build(method, keep=key[1])
-            self._rerankers[key] = Reranker(self.backbone, pruner, vision_cache=self._cache)
+            self._rerankers[key] = Reranker(self.backbone, pruner, vision_cache=self._cache, **self._asking)
         return self._rerankers[key]
 
 
@@ -131,10 +132,11 @@ class Local:
 
     def _prepare(self) -> float:
         backbone = self._load()
-        self.rerankers = Rerankers(backbone)
+        asking: dict[str, Any] = {"preset": self.settings.preset, "scorer": self.settings.scorer}
+        self.rerankers = Rerankers(backbone, **asking)
         # A tokenizer cannot be used by two threads at once: checks get their own.
         own = replace(backbone, tokenizer=copy.deepcopy(backbone.tokenizer))
-        self._checks = Reranker(own, "dense", max_query_tokens=self.settings.max_query_tokens)
+        self._checks = Reranker(own, "dense", max_query_tokens=self.settings.max_query_tokens, **asking)
         return warm_up(self.rerankers(self.settings.method, self.settings.keep))
 
     def stop(self) -> None:

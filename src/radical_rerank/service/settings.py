@@ -38,6 +38,10 @@ class Settings(BaseSettings):
     model: str = DEFAULT_MODEL
     method: str = DEFAULT_METHOD
     keep: float = Field(default=DEFAULT_KEEP, gt=0, le=1)
+    preset: str = "auto"
+    """how a trained reranker is asked: a preset's name, or none; by default found by the model"""
+    scorer: str | None = None
+    """logits, generate or pointwise; by default the preset's, else logits"""
     device: str | None = None
     dtype: str | None = None
     model_kwargs: dict[str, Any] | None = None
