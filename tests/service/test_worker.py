@@ -12,9 +12,12 @@ from PIL import Image
 
 pytest.importorskip("fastapi", reason="the service is an extra")
 
+from radical_rerank.backbones import Backbone
 from radical_rerank.errors import InputError
 from radical_rerank.reranking import Query
+from radical_rerank.service.backend import Rerankers
 from radical_rerank.service.errors import ServiceError
+from radical_rerank.service.settings import Settings
 from radical_rerank.service.worker import RankJob, RankWork, RankWorker
 from tests.service.helpers import Slow
 
@@ -184,3 +187,11 @@ def test_stopping_finishes_requests_in_flight() -> None:
         return await asyncio.gather(*jobs)
 
     assert asyncio.run(run()) == ["0", "1", "2"]
+
+
+def test_the_settings_say_how_a_trained_reranker_is_asked(backbone: Backbone) -> None:
+    assert (Settings().preset, Settings().scorer) == ("auto", None)
+    rerankers = Rerankers(backbone, preset="qwen3-vl-reranker", scorer=None)
+    reranker = rerankers("dense", 1.0)
+    assert (reranker.scorer, reranker.max_image_tokens) == ("pointwise", 1800)
+    assert Rerankers(backbone, preset="none", scorer="generate")("dense", 1.0).scorer == "generate"

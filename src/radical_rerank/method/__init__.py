@@ -14,6 +14,7 @@ from radical_rerank.method.what import (
     query_relevance,
     ranks,
     saliency,
+    signed_prior,
     uniqueness_of,
 )
 from radical_rerank.method.when import (
@@ -58,6 +59,7 @@ __all__ = [
     "ranks",
     "saliency",
     "saving",
+    "signed_prior",
     "text_averaged",
     "tokens_per_layer",
     "top_k",

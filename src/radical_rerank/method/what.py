@@ -70,6 +70,20 @@ def discriminative_importance(
     return unique * query_relevance(tokens, query, signed=signed)
 
 
+def signed_prior(
+    kind: str, tokens: Tensor, query: Tensor, candidate_of: Tensor, *, exact: bool = False
+) -> Tensor:
+    """The prior "dti", "relevance" or "uniqueness" of every token, without the cut at zero.
+
+    tokens: (V, d), query: (d,), candidate_of: (V,) -> (V,).
+    """
+    if kind == "relevance":
+        return query_relevance(tokens, query, signed=True)
+    if kind == "uniqueness":
+        return uniqueness_of(tokens, candidate_of, exact=exact)
+    return discriminative_importance(tokens, query, candidate_of, exact=exact, signed=True)
+
+
 def uniqueness_of(tokens: Tensor, candidate_of: Tensor, *, exact: bool = False) -> Tensor:
     """CCU by the prototype, or `exact`: (V, d), (V,) -> (V,)."""
     return exact_uniqueness(tokens, candidate_of) if exact else candidate_uniqueness(tokens)

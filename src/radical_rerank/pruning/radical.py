@@ -14,16 +14,14 @@ from radical_rerank.method import (
     allot,
     arithmetic_fusion,
     attention_information,
-    discriminative_importance,
     geometric_fusion,
     keep_ratio,
     min_max,
-    query_relevance,
     ranks,
     saliency,
+    signed_prior,
     text_averaged,
     top_k,
-    uniqueness_of,
 )
 from radical_rerank.pruning.base import Look, Merge, Pruner, Share, Stage, StageView, list_counts
 from radical_rerank.pruning.profile import Profile
@@ -221,16 +219,12 @@ class RaDiCal(Pruner):
             seed = hash((self.seed, view.key, view.layer)) & 0x7FFFFFFF
             draw = torch.Generator().manual_seed(seed)
             return torch.rand(len(view.candidate_of), generator=draw).to(view.alive.device)
-        return view.once("prior", lambda: self._signed_prior(view))
-
-    def _signed_prior(self, seen: StageView | Look) -> Tensor:
         exact = self.uniqueness == "exact"
-        if self.prior == "relevance":
-            return query_relevance(seen.vision, seen.query_embedding, signed=True)
-        if self.prior == "uniqueness":
-            return uniqueness_of(seen.vision, seen.candidate_of, exact=exact)
-        return discriminative_importance(
-            seen.vision, seen.query_embedding, seen.candidate_of, exact=exact, signed=True
+        return view.once(
+            "prior",
+            lambda: signed_prior(
+                self.prior, view.vision, view.query_embedding, view.candidate_of, exact=exact
+            ),
         )
 
     def pool(self, look: Callable[[], Look], stages: Sequence[Stage]) -> list[Share] | None:
@@ -249,8 +243,9 @@ class RaDiCal(Pruner):
             return None
         seen = look()
         sizes = seen.candidate_of.bincount().tolist()
-        method = self if len(sizes) > 1 else self.for_single_image()
-        prior = method._signed_prior(seen)
+        kind = self.prior if len(sizes) > 1 else self.for_single_image().prior
+        exact = self.uniqueness == "exact"
+        prior = signed_prior(kind, seen.vision, seen.query_embedding, seen.candidate_of, exact=exact)
         counts = list_counts(stages, len(prior))
         least = [int(self.least * counts[-1] * size / len(prior)) for size in sizes]
         allotted = zip(*allot(prior, seen.candidate_of, counts, torch.tensor(least)), strict=True)

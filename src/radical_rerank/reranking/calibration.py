@@ -19,7 +19,7 @@ from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Profile, Pruner, Stage, StageView
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, Document, load_image
 from radical_rerank.reranking.preset import Preset
-from radical_rerank.reranking.prompt import PromptTemplate, build_pair, build_prompt
+from radical_rerank.reranking.prompt import PromptTemplate, build_pair, build_prompt, own_template
 
 log = logging.getLogger("radical_rerank")
 
@@ -156,7 +156,7 @@ class _Asking:
 
 
 def _own_asking(backbone: Backbone) -> _Asking:
-    preset = Preset.of(backbone)
+    preset = Preset.of(backbone) if own_template(backbone) is None else None
     if preset is None:
         return _Asking(PromptTemplate.of(backbone), "logits", MAX_IMAGE_TOKENS)
     return _Asking(preset.template, preset.scorer, preset.max_image_tokens or MAX_IMAGE_TOKENS)

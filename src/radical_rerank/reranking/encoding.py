@@ -308,13 +308,6 @@ class CandidateList:
         each = zip(self.indices, self.images, limits, strict=True)
         return context + [Picture(f"document {index}", image, limit) for index, image, limit in each]
 
-    def sizes(self, features: Sequence[ImageFeatures]) -> dict[str, Any]:
-        """Return the numbers of visual tokens, as `build_prompt` takes them."""
-        counts = [len(feature.tokens) for feature in features]
-        if self.reference is None:
-            return {"image_sizes": counts}
-        return {"image_sizes": counts[1:], "reference_size": counts[0]}
-
     def own(self, features: Sequence[ImageFeatures]) -> Sequence[ImageFeatures]:
         """Return the candidates' features: all but the reference's."""
         return features[len(features) - len(self.images) :]

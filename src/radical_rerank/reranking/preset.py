@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.backbones.model import folder_of
 from radical_rerank.errors import InputError, unknown_name
-from radical_rerank.reranking.prompt import TEMPLATE_FILE, PromptTemplate
+from radical_rerank.reranking.prompt import PromptTemplate
 
 
 @dataclass(frozen=True)
@@ -72,13 +71,7 @@ class Preset:
 
     @classmethod
     def of(cls, backbone: Backbone) -> Preset | None:
-        """Return the preset of a checkpoint, by its name or its configuration; None if it has none.
-
-        A prompt template in the checkpoint's own folder comes first: then there is no preset.
-        """
-        folder = folder_of(backbone.name)
-        if folder is not None and (folder / TEMPLATE_FILE).is_file():
-            return None
+        """Return the preset of a checkpoint, by its name or its configuration; None if it has none."""
         # An id, a folder, or a folder of Hugging Face's cache: models--org--name/snapshots/…
         names = [part.lower() for part in re.split(r"[/\\]|--", backbone.name)]
         architectures = set(backbone.model.config.architectures or ())

@@ -8,7 +8,7 @@ import re
 import string
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -156,9 +156,7 @@ class PromptTemplate:
     @classmethod
     def of(cls, backbone: Backbone) -> PromptTemplate:
         """Return the model's own template, if its folder has one, else its family's."""
-        folder = folder_of(backbone.name)
-        own = folder / TEMPLATE_FILE if folder is not None else None
-        return cls.load(own if own is not None and own.is_file() else backbone.model.config.model_type)
+        return cls.load(own_template(backbone) or backbone.model.config.model_type)
 
     @classmethod
     def load(cls, source: str | Path | dict[str, Any]) -> PromptTemplate:
@@ -180,6 +178,31 @@ class PromptTemplate:
             return cls(**values)
         except TypeError as error:
             raise InputError(f"prompt template: {error}") from None
+
+
+def choose_template(
+    backbone: Backbone,
+    template: PromptTemplate | dict[str, Any] | str | Path | None,
+    preset: PromptTemplate | None,
+    instruction: str | None,
+) -> PromptTemplate:
+    """Return the user's template, else the preset's, else the model's own, with the user's instruction."""
+    if template is None:
+        template = preset or PromptTemplate.of(backbone)
+    elif not isinstance(template, PromptTemplate):
+        template = PromptTemplate.load(template)
+    if instruction is None:
+        return template
+    if "{instruction}" not in (template.pair or ""):
+        raise InputError("the model's prompt template has no {instruction}")
+    return replace(template, instruction=instruction)
+
+
+def own_template(backbone: Backbone) -> Path | None:
+    """Return the prompt template in the model's folder, if there is one."""
+    folder = folder_of(backbone.name)
+    path = None if folder is None else folder / TEMPLATE_FILE
+    return path if path is not None and path.is_file() else None
 
 
 _ASKS = ("ask_logits", "ask_generate", "ask_composed_logits", "ask_composed_generate")

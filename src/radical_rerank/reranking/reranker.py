@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from radical_rerank import progress as bars
 from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures, load_head
@@ -46,6 +47,8 @@ from radical_rerank.reranking.prompt import (
     PromptTemplate,
     build_pair,
     build_prompt,
+    choose_template,
+    own_template,
     query_tokens,
 )
 from radical_rerank.reranking.results import (
@@ -67,25 +70,27 @@ SCORERS = ("logits", "generate", "pointwise")
 class _Asked:
     """One prompt to run.
 
+    work: its list
     features: of its images, in its order; own: of its candidates
     indices: the documents of its candidates
     full: their visual tokens at full size
+    place: pointwise, its candidate's place in the list
     share: what it gets of its list's budget, if the method shares one
     """
 
-    prompt: Prompt
+    work: CandidateList
     features: Sequence[ImageFeatures]
     own: Sequence[ImageFeatures]
     indices: Sequence[int]
     full: int
+    place: int = 0
     share: Share | None = None
 
     @property
-    def length(self) -> tuple[int, int]:
-        """Its tokens at the end of the decoder, if that is known, and at the start."""
-        visual = len(self.prompt.layout.positions)
-        left = visual if self.share is None else min(self.share.counts.values(), default=visual)
-        return len(self.prompt.ids) - visual + left, len(self.prompt.ids)
+    def size(self) -> tuple[int, int]:
+        """Its visual tokens at the end of the decoder, if that is known, and at the start."""
+        visual = sum(len(feature.tokens) for feature in self.own)
+        return visual if self.share is None else min(self.share.counts.values(), default=visual), visual
 
 
 @dataclass(frozen=True)
@@ -191,10 +196,13 @@ class Reranker:
         elif any(value is not None for value in loading.values()):
             raise InputError(f"set {', '.join(loading)} in the Backbone that you pass")
         self.backbone = model
-        if preset == "auto":  # a template of the user's own comes first
-            preset = Preset.of(model) if template is None else None
+        if preset == "auto":  # a template of the user's or the model's own comes first
+            preset = Preset.of(model) if template is None and own_template(model) is None else None
         assert preset is None or isinstance(preset, Preset)
-        self._ask_by(preset, template, instruction)
+        self.template = choose_template(model, template, preset and preset.template, instruction)
+        self._head = None
+        if self.template.head is not None:
+            self._head = load_head(model.name, self.template.head.weights).to(model.device)
         self.scorer: str = scorer or (preset and preset.scorer) or "logits"
         self.max_new_tokens: int = max_new_tokens or (preset and preset.max_new_tokens) or 512
         self.max_image_tokens: int = (
@@ -205,27 +213,6 @@ class Reranker:
         self.pair_batch = pair_batch
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
         self.encoder = Encoder(model, self.vision_cache, self.max_image_tokens, max_pixels)
-
-    def _ask_by(
-        self,
-        preset: Preset | None,
-        template: PromptTemplate | dict[str, Any] | str | Path | None,
-        instruction: str | None,
-    ) -> None:
-        """Set the prompt's words, and the head if the model scores with one."""
-        if template is None:
-            template = preset.template if preset is not None else PromptTemplate.of(self.backbone)
-        elif not isinstance(template, PromptTemplate):
-            template = PromptTemplate.load(template)
-        if instruction is not None:
-            if "{instruction}" not in (template.pair or ""):
-                raise InputError("the model's prompt template has no {instruction}")
-            template = replace(template, instruction=instruction)
-        self.template = template
-        self._head = None
-        if template.head is not None:
-            head = load_head(self.backbone.name, template.head.weights)
-            self._head = head.to(self.backbone.device)
 
     def _set_windows(self, window: int | None, stride: int | None) -> None:
         template = self.template
@@ -413,12 +400,14 @@ class Reranker:
             order, together = list(range(len(flat))), len(flat)
             if self.scorer == "pointwise":
                 # Prompts of similar length share a batch, so that little of it is padding.
-                order.sort(key=lambda i: flat[i].length)
+                order.sort(key=lambda i: flat[i].size)
                 together = self.pair_batch
             for start in range(0, len(flat), together):
                 places = order[start : start + together]
                 scored |= zip(places, self._run([flat[i] for i in places], clock), strict=True)
         parts = map(scored.__getitem__, range(len(flat)))
+        if self.scorer != "pointwise":
+            return list(parts)
         return [_joined(list(islice(parts, len(own))), dict(clock.seconds)) for own in asked]
 
     def _asked(
@@ -427,15 +416,12 @@ class Reranker:
         """Return the prompts of one list: one of all candidates, or one of each."""
         own = work.own(features)
         if self.scorer != "pointwise":
-            with clock("preprocess"):
-                prompt = self._prompt(work, features)
-            return [_Asked(prompt, features, own, work.indices, sum(full))]
-        with clock("preprocess"):
-            context = features[: len(features) - len(own)]
-            asked = [
-                _Asked(self._prompt(work, [*context, image], k), [*context, image], [image], [index], size)
-                for k, (image, index, size) in enumerate(zip(own, work.indices, full, strict=True))
-            ]
+            return [_Asked(work, features, own, work.indices, sum(full))]
+        context = features[: len(features) - len(own)]
+        asked = [
+            _Asked(work, [*context, image], [image], [index], size, place)
+            for place, (image, index, size) in enumerate(zip(own, work.indices, full, strict=True))
+        ]
         with clock("prior"):
             stages = self.pruner.stages(self.backbone.shape.num_layers)
             shares = self.pruner.pool(partial(self._look, work, features), stages)
@@ -457,12 +443,13 @@ class Reranker:
         """Run prompts in one batch."""
         model, pruner = self.backbone, self.pruner
         with clock("preprocess"):
-            layouts = [one.prompt.layout for one in asked]
+            prompts = [self._prompt(one.work, one.features, one.place) for one in asked]
+            layouts = [prompt.layout for prompt in prompts]
             signals = [joined_signals(one.own) for one in asked] if pruner.reads_encoder else None
             shares = [one.share for one in asked if one.share is not None]
             pruning = pruner.on(model.model, layouts, signals, shares or None)
             features = list(chain(*(one.features for one in asked)))
-            inputs = model.inputs([one.prompt.ids for one in asked], features)
+            inputs = model.inputs([prompt.ids for prompt in prompts], features)
         with clock("decoder"), pruning as run:
             if self.scorer == "generate":
                 output: Iterable[Any] = model.write(inputs, self.max_new_tokens)
@@ -474,7 +461,10 @@ class Reranker:
         clock.add("selection", selection - prior)
         clock.add("decoder", -selection)
         with clock("scoring"):
-            answers = [self._read(one.prompt, out) for one, out in zip(asked, output, strict=True)]
+            read = {"generate": self._read_order, "pointwise": self._read_pair}.get(
+                self.scorer, Prompt.scores
+            )
+            answers = list(map(read, prompts, output))
         reports = [
             make_report(
                 method=type(pruner).__name__,
@@ -482,6 +472,7 @@ class Reranker:
                 layout=layouts[i],
                 stages=run.stages[i],
                 shape=model.shape,
+                seconds=dict(clock.seconds),
                 indices=one.indices,
                 features=one.own,
                 full=one.full,
@@ -490,17 +481,14 @@ class Reranker:
         ]
         return list(map(_Scored, answers, reports))
 
-    def _read(self, prompt: Prompt, output: Any) -> Answer:
-        """Read the model's answer to one prompt: logits, a hidden state, or text."""
-        if self.scorer == "generate":
-            return self._read_order(prompt, output)
-        if self._head is not None and self.template.head is not None:
-            value = self._head(output)[0] - self.template.head.bias
-            if not value.isfinite():
-                raise ScoringError("the value of the model's head is not finite: there is no score in it")
-            return Answer([float(torch.nn.functional.logsigmoid(value))])
-        answer = prompt.scores(output)
-        return replace(answer, scores=answer.scores[:1]) if self.scorer == "pointwise" else answer
+    def _read_pair(self, prompt: Prompt, output: Tensor) -> Answer:
+        """Read the log of the probability that a candidate is relevant. output: logits, or a hidden state"""
+        if self._head is None or self.template.head is None:
+            return Answer(prompt.scores(output).scores[:1])
+        value = self._head(output)[0] - self.template.head.bias
+        if not value.isfinite():
+            raise ScoringError("the value of the model's head is not finite: there is no score in it")
+        return Answer([float(torch.nn.functional.logsigmoid(value))])
 
     def _read_order(self, prompt: Prompt, text: str) -> Answer:
         """Read a generated order."""

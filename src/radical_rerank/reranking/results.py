@@ -300,11 +300,12 @@ def make_report(
     layout: Layout,
     stages: Sequence[PrunedStage],
     shape: DecoderShape,
+    seconds: dict[str, float],
     indices: Sequence[int],
     features: Sequence[ImageFeatures],
     full: int,
 ) -> PruningReport:
-    """Report on one prompt, but for its seconds. full: the candidates' visual tokens at full size"""
+    """Report on one prompt. full: the candidates' visual tokens at full size"""
     blocks = [list(feature.blocks) for feature in features]
     reports = [_stage_report(stage, layout) for stage in stages]
     visual = len(layout.positions)
@@ -328,7 +329,7 @@ def make_report(
         kv_bytes_dense=cache_dense,
         flops_saved=saving(cost, cost_dense),
         kv_saved=saving(cache, cache_dense),
-        seconds={},
+        seconds=seconds,
         indices=list(indices),
         blocks=blocks,
     )
