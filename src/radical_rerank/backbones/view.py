@@ -14,6 +14,7 @@ from radical_rerank.pruning import Stage, StageView, VisionSignals
 
 if TYPE_CHECKING:
     from radical_rerank.backbones.engine import BatchState
+    from radical_rerank.backbones.families.base import Family
 
 
 class View(StageView):
@@ -28,9 +29,10 @@ class View(StageView):
         entering: Tensor,
         hidden: Tensor,
         keys: LazyTensor,
+        rotary: tuple[Tensor, Tensor] | None,
     ) -> None:
         self._state, self._row, self._module = state, row, layer
-        self._entering, self._hidden, self._keys = entering, hidden, keys
+        self._entering, self._hidden, self._keys, self._rotary = entering, hidden, keys, rotary
         layout = state.layouts[row]
         self.layer, self.rows, self.key = stage.layer, layout.rows, layout.key
         self.alive = state.alive[row]
@@ -79,8 +81,9 @@ class View(StageView):
         allowed = state.index[row] <= state.index[row, slots][:, None]
         if state.valid is not None:
             allowed = allowed & state.valid[row]
-        cos, sin = (part[row if len(part) > 1 else 0, slots] for part in state.rotary)
-        query = project(self._module, "q", self._entering[row, slots], cos, sin)
+        assert self._rotary is not None
+        cos, sin = (part[row if len(part) > 1 else 0, slots] for part in self._rotary)
+        query = state.family.project(self._module, "q", self._entering[row, slots], cos, sin)
         scaling = self._module.self_attn.scaling
         attention = row_attention(query, self._keys()[row], scaling, allowed, state.slots[row])
         if not attention.sum().isfinite():
@@ -158,19 +161,21 @@ def project(layer: Any, which: str, hidden: Tensor, cos: Tensor, sin: Tensor) ->
     return rotate(states.transpose(-3, -2), cos, sin)
 
 
-def all_keys(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`project` "k" of all tokens, in chunks.
+def all_keys(family: Family, layer: Any, hidden: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    """The family's `project` "k" of all tokens, in chunks.
 
     Intermediate values, about 3 d per token, stay near 1% of the H × n × n attention matrix.
 
-    hidden: (B, n, d); cos, sin: (B or 1, n, hd) -> (B, KV, n, hd).
+    hidden: (B, n, d); rotary: cos and sin, (B or 1, n, hd) -> (B, KV, n, hd).
     """
+    assert rotary is not None
+    cos, sin = rotary
     keys = None
     (_, n, d), heads = hidden.shape, layer.self_attn.config.num_attention_heads
     step = max(1, SMALL // (2 * d), heads * n * n // (300 * d))
     for start in range(0, n, step):
         part = slice(start, start + step)
-        chunk = project(layer, "k", hidden[:, part], cos[:, part], sin[:, part])
+        chunk = family.project(layer, "k", hidden[:, part], cos[:, part], sin[:, part])
         if keys is None:
             keys = chunk.new_empty(*chunk.shape[:2], n, chunk.shape[-1])
         keys[:, :, part] = chunk

@@ -305,6 +305,11 @@ class Pruner:
     # What a method needs to know. RaDiCal overrides these; most methods need nothing.
 
     @property
+    def reads_attention(self) -> bool:
+        """Whether stages read their layer's attention or keys, so that only some layers of a hybrid will do."""
+        return True
+
+    @property
     def needs_profile(self) -> bool:
         """Whether the method needs a trust profile and has none: pass one to `with_profile`."""
         return False

@@ -111,6 +111,10 @@ class RaDiCal(Pruner):
     def needs_profile(self) -> bool:
         return self.profile is None and (self.layers is None or self.alpha is None)
 
+    @property
+    def reads_attention(self) -> bool:
+        return self.alpha != 1
+
     def with_profile(self, profile: Profile) -> RaDiCal:
         return replace(self, profile=profile)
 

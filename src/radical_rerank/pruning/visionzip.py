@@ -36,6 +36,10 @@ class VisionZip(Pruner):
     summary: ClassVar[str] = "before the decoder: tokens the vision encoder attends to, the rest merged"
     reads_encoder: ClassVar[bool] = True
 
+    @property
+    def reads_attention(self) -> bool:
+        return False
+
     def stages(self, num_layers: int) -> list[Stage]:
         return [Stage(0, self.keep)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,13 +16,11 @@ from radical_rerank.backbones.hooks import watching
 from radical_rerank.pruning import VisionSignals
 
 
-@dataclass
 class InternVL(Family):
     """InternVL 2.5 (converted), 3 and 3.5 in their -hf form: square tiles, pixel shuffle, plain RoPE."""
 
     markup: ClassVar[tuple[str, str]] = ("<img>", "</img>")
-
-    config: Any
+    text_types: ClassVar[tuple[str, ...]] = ("llama", "qwen2", "qwen3")
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         options, blocks = self._tiles(processor, image.size, max_tokens)
@@ -115,6 +112,5 @@ class InternVL(Family):
         tiles = torch.cat([f.tokens for f in features])[None]
         return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=tiles)}}
 
-    def positions(self, mask: Tensor) -> Tensor | None:
-        # Counted from the first real token: keys of a padded prompt are then those of the prompt alone.
-        return (mask.cumsum(dim=1) - 1).clamp(min=0) if not mask.all() else None
+    def encoder_blocks(self, base: Any) -> Sequence[Any]:
+        return list(base.vision_tower.encoder.layer)

@@ -1,11 +1,10 @@
-"""Qwen3-VL and Qwen2.5-VL."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -18,13 +17,11 @@ from radical_rerank.backbones.view import rotate
 from radical_rerank.pruning import VisionSignals
 
 
-@dataclass
 class QwenVL(Family):
-    """Qwen3-VL and Qwen2.5-VL: images of any size, merged 2 × 2, M-RoPE; DeepStack on Qwen3-VL."""
+    """Qwen2-VL, 2.5-VL and 3-VL: images of any size, merged 2 × 2, M-RoPE; DeepStack on Qwen3-VL."""
 
     markup: ClassVar[tuple[str, str]] = ("<|vision_start|>", "<|vision_end|>")
-
-    config: Any
+    text_types: ClassVar[tuple[str, ...]] = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         least, most = self._pixels(processor, max_tokens)
@@ -125,6 +122,9 @@ class QwenVL(Family):
             "image_grid_thw": torch.tensor([f.grid for f in features], device=input_ids.device),
             "mm_token_type_ids": (input_ids == self.config.image_token_id).int(),
         }
+
+    def encoder_blocks(self, base: Any) -> Sequence[Any]:
+        return list(base.visual.blocks)
 
     def positions(self, mask: Tensor) -> Tensor | None:
         return None
