@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from radical_rerank.backbones.families.base import LINEAR
+from radical_rerank.backbones.families.base import LINEAR, Tokens
 from radical_rerank.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -66,12 +66,10 @@ class Decoding:
         kind = state.family.kinds[index]
         group = length, id(valid), kind  # layers of a kind between two stages share one mask
         if group not in self._masks:
-            columns = None
+            new = state.cache.get_seq_length(index) + hidden.shape[1] - length
             if valid is not None:
-                new = state.cache.get_seq_length(index) + hidden.shape[1] - length
                 later = valid.new_ones(len(valid), new) if self._new is None else self._new[:, -new:]
-                columns = torch.cat((valid, later), dim=1)
-            self._masks[group] = state.family.mask(
-                kind, state.text.config, hidden, columns, state.cache, index
-            )
+                valid = torch.cat((valid, later), dim=1)
+            tokens = Tokens(valid, state.layer_index[index], state.length, new, state.groups)
+            self._masks[group] = state.mask(index, hidden, tokens)
         return self._masks[group]

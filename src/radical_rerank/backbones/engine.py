@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from radical_rerank.backbones.decoding import Decoding
-from radical_rerank.backbones.families.base import LINEAR, Family
+from radical_rerank.backbones.families.base import LINEAR, Family, Tokens
 from radical_rerank.backbones.hooks import Hooks, entered_for
 from radical_rerank.backbones.model import base_model, family_of, identity_of, text_model, unwrapped
 from radical_rerank.backbones.view import LazyTensor, View, all_keys
@@ -63,14 +63,13 @@ class Run:
         self._pruner = pruner
         self._layouts = list(layouts)
         self._signals = _checked(signals, self._layouts) if pruner.reads_encoder else None
-        stages = _checked_stages(pruner.stages(len(self._layers)), len(self._layers))
-        if pruner.reads_attention:
-            stages = at_attention(stages, self._family.readable)
+        stages = _stages_of(pruner, len(self._layers), self._family.readable)
         self._stages = {(stage.layer, stage.when): stage for stage in stages}
         self._model = model
         self._hooks: Hooks | None = None
         self._images: Tensor | None = None
         self._mask: Any = None
+        self._groups: Tensor | None = None
         self._positions_given = False
         self._state: BatchState | None = None
         self._decoding: Decoding | None = None
@@ -92,7 +91,8 @@ class Run:
                 hooks.before(layer, partial(self._before, index))
             # A hook on the norm makes the last layer compute all rows: only if there is something to do.
             last = len(self._layers) - 1
-            if last < self._family.levels or (last, "after") in self._stages:
+            levels = getattr(self._base.config.vision_config, "deepstack_visual_indexes", None) or ()
+            if last < len(levels) or (last, "after") in self._stages:
                 hooks.before(self._text.norm, self._end)
         return self
 
@@ -124,6 +124,8 @@ class Run:
         elif embeddings is not None:  # the model, too, finds placeholders by their embedding
             token = torch.tensor(self._image_token, device=embeddings.device)
             self._images = (embeddings == self._text.embed_tokens(token)).all(dim=-1)
+        if self._family.own_masks and self._images is not None:
+            self._groups = self._family.groups(kwargs, self._images)
 
     def _begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cache = kwargs.get("past_key_values")
@@ -144,8 +146,16 @@ class Run:
         if embeddings is None:
             raise LayoutError("the text model was called without inputs_embeds")
         state = BatchState(
-            self._pruner, self._family, self._text, self._layouts, self._signals, images, embeddings, self._mask
+            self._pruner,
+            self._family,
+            self._text,
+            self._layouts,
+            self._signals,
+            images,
+            embeddings,
+            self._mask,
         )
+        state.groups = None if self._groups is None else self._groups.to(embeddings.device)
         self._state, self._decoding = state, None
         # The model adds DeepStack features with a mask of the full prompt; we add them instead.
         state.deepstack = list(kwargs.pop("deepstack_visual_embeds", None) or [])
@@ -225,10 +235,14 @@ class BatchState:
     candidate_of[b]   (V_b,)                the candidate of each visual token
     alive[b]          (n_b,)                the visual tokens alive, as indices among the V_b
     slots[b]          (n_b,)                where they are in `index[b]`
+    marks[b]          (m,)                  where its candidates' markup is in `index[b]`
+    rows_of[b]        (m, 2)                from which to which of the V_b visual tokens it belongs to
     visual            (B, S) or None        where the prompt has visual tokens (DeepStack)
     deepstack[l]      (ΣV, d)               features to add after layer l
     lengths[l]        n                     tokens that ran through layer l
     layer_valid[l]    (B, n) or None        `valid` at layer l
+    layer_index[l]    (B, n)                `index` at layer l
+    groups            (B, S) or None        tokens that see each other in both directions
     layer_pruned[l]   bool                  whether tokens were dropped before layer l
     ================  ====================  ==========================================================
     """
@@ -269,6 +283,7 @@ class BatchState:
             layout.positions.to(device) + offset
             for layout, offset in zip(self.layouts, self.offsets, strict=True)
         ]
+        self.marks, self.rows_of = self._marks(device)
         self.pruned = False
         self.columns = self.index
         self.deepstack: list[Tensor] = []
@@ -277,12 +292,25 @@ class BatchState:
         self.rotary: dict[str, tuple[Tensor, Tensor]] = {}
         self.masks: dict[str, Any] = {}
         self.cache: Any = None
+        self.groups: Tensor | None = None
         self.lengths: list[int] = []
         self.layer_valid: list[Tensor | None] = []
+        self.layer_index: list[Tensor] = []
         self.layer_pruned: list[bool] = []
         self.memory: list[dict[str, Tensor]] = [{} for _ in self.layouts]
         self.stages: list[list[PrunedStage]] = [[] for _ in self.layouts]
         self.seconds = {"prior": 0.0, "selection": 0.0}
+
+    def _marks(self, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+        """Per list, (m,) where its candidates' markup is, and (m, 2) from which to which of the V visual
+        tokens each belongs to."""
+        slots, rows = [], []
+        for layout, offset in zip(self.layouts, self.offsets, strict=True):
+            own = [(p, row) for p, row in layout.markup if any(p in c for c in layout.candidates)]
+            ends = torch.tensor([(row.start, row.stop) for _, row in own], dtype=torch.long).view(-1, 2)
+            slots.append(torch.tensor([p + offset for p, _ in own], dtype=torch.long, device=device))
+            rows.append(torch.searchsorted(layout.positions, ends).to(device))
+        return slots, rows
 
     def _padding(self, mask: Any) -> Tensor | None:
         """Return (B, S) which tokens are not padding, None if there is none. Checks the layouts' lengths."""
@@ -313,6 +341,8 @@ class BatchState:
             for span in layout.protected:
                 described[span.start + offset : span.stop + offset] = True
             shown = images[row].cpu()
+            marks = [position + offset for position, _ in layout.markup]
+            described[marks] = shown[marks]  # placeholders or text, both will do
             if self.valid is not None:
                 shown = shown & self.valid[row].cpu()
             wrong = (described != shown).nonzero()
@@ -350,13 +380,15 @@ class BatchState:
         """Return the keyword arguments of layer `index` for the tokens that are alive."""
         self.lengths.append(hidden.shape[1])
         self.layer_valid.append(self.valid)
+        self.layer_index.append(self.index)
         self.layer_pruned.append(self.pruned)
         if not self.pruned:
             return kwargs
         self.meet(index, hidden, kwargs)
         kind = self.family.kinds[index]
         if kind not in self.masks:
-            self.masks[kind] = self.family.mask(kind, self.text.config, hidden, self.valid, self.cache, index)
+            tokens = Tokens(self.valid, self.index, self.length, groups=self.groups)
+            self.masks[kind] = self.mask(index, hidden, tokens)
         kwargs["attention_mask"] = self.masks[kind]
         if kind in self.rotary:
             kwargs["position_embeddings"] = self.rotary[kind]
@@ -407,10 +439,20 @@ class BatchState:
                 stay[row, slots] = False
                 stay[row, slots[kept]] = True
                 self.alive[row], self.slots[row] = alive[kept], slots[kept]
+                self._drop_markup(row, stay)
         if dropped:
             hidden = self._gather(hidden, stay)
         self.seconds["selection"] += time.perf_counter() - start
         return hidden
+
+    def _drop_markup(self, row: int, stay: Tensor) -> None:
+        """Markup stays as long as a token of its row does. stay: (B, n) is changed"""
+        if not len(self.marks[row]):
+            return
+        first, last = torch.searchsorted(self.alive[row], self.rows_of[row]).unbind(-1)
+        seen = first < last
+        stay[row, self.marks[row][~seen]] = False
+        self.marks[row], self.rows_of[row] = self.marks[row][seen], self.rows_of[row][seen]
 
     def _choose(self, stage: Stage, layer: Any, entering: Tensor, hidden: Tensor) -> list[Tensor | Merge]:
         """Return what the method keeps of each list, and add it to `stages`."""
@@ -457,12 +499,30 @@ class BatchState:
             self.valid = None
         place = stay.cumsum(dim=1) - 1 + (longest - counts)[:, None]
         self.slots = [place[row, slots] for row, slots in enumerate(self.slots)]
+        self.marks = [place[row, slots] for row, slots in enumerate(self.marks)]
         self.index = self.index.gather(1, order)
         if self.compact:
             columns = torch.arange(longest, device=stay.device) - (longest - counts)[:, None]
             self.columns = columns.clamp(min=0)
         self.rotary, self.masks, self.pruned = {}, {}, True
         return _take(hidden, order)
+
+    def mask(self, index: int, hidden: Tensor, tokens: Tokens) -> Any:
+        """Return the mask of layer `index`, as its kernel expects it. hidden: (B, r, d) what enters it"""
+        from transformers.masking_utils import create_causal_mask
+
+        kind, config = self.family.kinds[index], self.text.config
+        if kind == LINEAR:
+            return tokens.valid
+        if self.family.own_masks:
+            return self.family.mask(kind, config, hidden, tokens, self.cache, index)
+        return create_causal_mask(
+            config=config,
+            inputs_embeds=hidden,
+            attention_mask=tokens.valid,
+            past_key_values=self.cache,
+            layer_idx=index,
+        )
 
     @property
     def compact(self) -> bool:
@@ -492,7 +552,9 @@ def _checked(signals: Sequence[VisionSignals] | None, layouts: Sequence[Layout])
     return signals
 
 
-def _checked_stages(stages: Sequence[Stage], num_layers: int) -> list[Stage]:
+def _stages_of(pruner: Pruner, num_layers: int, readable: Sequence[int]) -> list[Stage]:
+    """Return a method's stages, checked, and at layers that it can read."""
+    stages = pruner.stages(num_layers)
     places = [(stage.layer, stage.when) for stage in stages]
     for stage in stages:
         if places.count((stage.layer, stage.when)) > 1:
@@ -503,7 +565,8 @@ def _checked_stages(stages: Sequence[Stage], num_layers: int) -> list[Stage]:
             )
         if not 0 < stage.keep <= 1:
             raise LayoutError(f"the stage at layer {stage.layer} keeps {stage.keep}, not in (0, 1]")
-    return list(stages)
+    moves = pruner.reads_attention and len(readable) < num_layers
+    return at_attention(stages, readable) if moves else stages
 
 
 def at_attention(stages: Sequence[Stage], readable: Sequence[int]) -> list[Stage]:

@@ -10,7 +10,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from radical_rerank.backbones.families import FAMILIES, Family
-from radical_rerank.backbones.families.base import ImageFeatures, Pixels
+from radical_rerank.backbones.families import FAMILIES, REFUSED, Family
+from radical_rerank.backbones.families.base import FULL, LINEAR, WINDOW, ImageFeatures, Pixels
 from radical_rerank.backbones.hooks import last_row_only, stopping
 from radical_rerank.embedded import DEFAULT_MODEL as DEFAULT_MODEL
 from radical_rerank.embedded import MODELS  # the one place that knows the models that ship
@@ -33,19 +33,24 @@ from radical_rerank.pruning import ModelIdentity
 def family_of(config: Any) -> Family:
     """Return the adapter for a model's configuration, or raise an error that names what is not supported."""
     kind = getattr(config, "model_type", type(config).__name__)
-    text = getattr(config, "text_config", None)
+    text: Any = getattr(config, "text_config", None)
     if kind not in FAMILIES:
+        why = f" ({REFUSED[kind]})" if kind in REFUSED else ""
         raise UnsupportedModelError(
-            f"model type {kind!r} is not supported; choose from: {', '.join(sorted(FAMILIES))}"
+            f"model type {kind!r} is not supported{why}; choose from: {', '.join(sorted(FAMILIES))}"
         )
-    family = FAMILIES[kind](config)
-    text_type = getattr(text, "model_type", None)
+    family, text_type = FAMILIES[kind](config), getattr(text, "model_type", None)
     if text_type not in family.text_types:
         raise UnsupportedModelError(
             f"{kind} on a {text_type!r} text model is not supported; choose from: "
             f"{', '.join(family.text_types)}"
         )
-    unknown = sorted(set(family.kinds) - set(family.known_kinds))
+    window = WINDOW if getattr(text, "sliding_window", None) else FULL
+    kinds = getattr(text, "layer_types", None) or [window] * text.num_hidden_layers
+    family.kinds = tuple(kinds)
+    family.attending = tuple(layer for layer, own in enumerate(kinds) if own != LINEAR)
+    family.readable = tuple(layer for layer, own in enumerate(kinds) if own == FULL)
+    unknown = sorted(set(kinds) - set(family.known_kinds))
     if unknown:
         raise UnsupportedModelError(f"{kind} with layers of {unknown[0].replace('_', ' ')} is not supported")
     return family
@@ -79,7 +84,18 @@ def text_model(model: Any) -> Any:
 
 def decoder_shape(config: Any) -> DecoderShape:
     """Return the decoder's dimensions, for counting costs."""
-    return family_of(config).shape
+    family, text = family_of(config), config.text_config
+    shape = DecoderShape(
+        num_layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        mlp=getattr(text, "intermediate_size", 0),
+    )
+    if set(family.kinds) == {FULL} and not getattr(text, "num_experts", None):
+        return shape
+    return replace(shape, layers=tuple(family.layer_cost(layer, shape) for layer in range(shape.num_layers)))
 
 
 # The identity of a model.

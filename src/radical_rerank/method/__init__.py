@@ -26,6 +26,7 @@ from radical_rerank.method.when import (
 from radical_rerank.method.where import (
     STRATEGIES,
     DecoderShape,
+    LayerCost,
     alpha_maximin,
     keep_count,
     keep_ratio,
@@ -39,6 +40,7 @@ from radical_rerank.method.where import (
 __all__ = [
     "STRATEGIES",
     "DecoderShape",
+    "LayerCost",
     "alpha_maximin",
     "arithmetic_fusion",
     "attention_information",

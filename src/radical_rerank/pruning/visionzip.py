@@ -34,11 +34,8 @@ class VisionZip(Pruner):
     dominant: float = 54 / 64
 
     summary: ClassVar[str] = "before the decoder: tokens the vision encoder attends to, the rest merged"
+    reads_attention: ClassVar[bool] = False
     reads_encoder: ClassVar[bool] = True
-
-    @property
-    def reads_attention(self) -> bool:
-        return False
 
     def stages(self, num_layers: int) -> list[Stage]:
         return [Stage(0, self.keep)]

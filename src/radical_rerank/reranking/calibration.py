@@ -34,7 +34,7 @@ class EntropyProbe(Pruner):
 
     keep: float = 1.0
     h_norm: list[list[float]] = field(default_factory=list)
-    """per layer, one value per list"""
+    """per layer, one value per list; none for a layer whose attention cannot be read"""
 
     def stages(self, num_layers: int) -> list[Stage]:
         self.h_norm = self.h_norm or [[] for _ in range(num_layers)]
@@ -122,9 +122,10 @@ def calibrate(
             raise CalibrationError(f"{backbone.name} cannot be calibrated: {error}") from None
     if not probe.h_norm:
         raise CalibrationError("calibration needs at least one list")
-    count = len(probe.h_norm[0])
-    h_norm = [sum(values) / len(values) for values in probe.h_norm]
-    return Profile.measured(backbone.name, h_norm, count, source, backbone.fingerprint)
+    layers = [layer for layer, values in enumerate(probe.h_norm) if values]  # those that have attention
+    h_norm = [sum(probe.h_norm[layer]) / len(probe.h_norm[layer]) for layer in layers]
+    count = len(probe.h_norm[layers[0]])
+    return Profile.measured(backbone.name, h_norm, count, source, backbone.fingerprint, layers=layers)
 
 
 def profile_of(model: Any) -> Profile:
@@ -152,6 +153,6 @@ def _measure(
     max_image_tokens: int,
 ) -> None:
     features = backbone.encode([backbone.preprocess(image, max_image_tokens) for image in images])
-    prompt = build_prompt(backbone, template, query, [len(feature.tokens) for feature in features])
+    prompt = build_prompt(backbone, template, query, [f.rows or len(f.tokens) for f in features])
     with probe.on(backbone.model, prompt.layout):
         backbone.next_token_logits(backbone.inputs([prompt.ids], features))

@@ -309,8 +309,8 @@ class CandidateList:
         return context + [Picture(f"document {index}", image, limit) for index, image, limit in each]
 
     def sizes(self, features: Sequence[ImageFeatures]) -> dict[str, Any]:
-        """Return the numbers of visual tokens, as `build_prompt` takes them."""
-        counts = [len(feature.tokens) for feature in features]
+        """Return the images' sizes, as `build_prompt` takes them."""
+        counts = [feature.rows or len(feature.tokens) for feature in features]
         if self.reference is None:
             return {"image_sizes": counts}
         return {"image_sizes": counts[1:], "reference_size": counts[0]}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radical_rerank.backbones import Backbone
+from radical_rerank.backbones import Backbone, Size
 from radical_rerank.backbones.model import folder_of
 from radical_rerank.errors import InputError, OutOfWorldWarning, ScoringError
 from radical_rerank.pruning import Layout
@@ -91,7 +91,11 @@ class PromptTemplate:
         """Return the model's own template, if its folder has one, else its family's."""
         folder = folder_of(backbone.name)
         own = folder / TEMPLATE_FILE if folder is not None else None
-        return cls.load(own if own is not None and own.is_file() else backbone.model.config.model_type)
+        if own is not None and own.is_file():
+            return cls.load(own)
+        kind = backbone.model.config.model_type
+        shipped = resources.files("radical_rerank.reranking") / "templates" / f"{kind}.json"
+        return cls.load(kind if shipped.is_file() else "default")
 
     @classmethod
     def load(cls, source: str | Path | dict[str, str]) -> PromptTemplate:
@@ -156,9 +160,9 @@ def build_prompt(
     backbone: Backbone,
     template: PromptTemplate,
     query: str,
-    image_sizes: Sequence[int],
+    image_sizes: Sequence[Size],
     *,
-    reference_size: int | None = None,
+    reference_size: Size | None = None,
     generate: bool = False,
 ) -> Prompt:
     """Build the prompt for a query and candidates with these numbers of visual tokens.
@@ -168,8 +172,8 @@ def build_prompt(
         template: the words of the prompt
         query: the query's text. It is tokenized apart, with special tokens as plain text: no query can forge
             markup. Words that the tokenizer does not know give an OutOfWorldWarning
-        image_sizes: visual tokens of each candidate
-        reference_size: visual tokens of the reference image of a composed query
+        image_sizes: visual tokens of each candidate, or rows of them (`ImageFeatures.rows`)
+        reference_size: the same of the reference image of a composed query
         generate: ask for the whole order, not for the best candidate
 
     Returns:
@@ -194,11 +198,13 @@ def build_prompt(
     *literals, lead = head.split(_IMAGE)
     ids = _begin_of_text(backbone.tokenizer, text)
     images: list[range] = []
+    markup: list[tuple[int, range]] = []
     sizes = [reference_size, *image_sizes] if reference_size is not None else image_sizes
     for literal, size in zip(literals, sizes, strict=True):
         ids += _encode(backbone.tokenizer, literal)
-        images.append(range(len(ids), len(ids) + size))
-        ids += [backbone.image_token_id] * size
+        start = len(ids)
+        markup += _place_image(backbone, ids, size)
+        images.append(range(start, len(ids)))
     # Words carry the space before them in most tokenizers: the space before the query belongs to it.
     ids += _encode(backbone.tokenizer, lead.rstrip(" "))
     start = len(ids)
@@ -209,9 +215,27 @@ def build_prompt(
     ids += _encode(backbone.tokenizer, tail)
     identifiers = _identifier_ids(backbone.tokenizer, tail)[: len(names)]
     protected = (images.pop(0),) if composed else ()
-    key = hashlib.blake2b(f"{query} {list(sizes)}".encode(), digest_size=4).digest()
-    layout = Layout(len(ids), tuple(images), words, protected, key=int.from_bytes(key, "big"))
+    counts = [size if isinstance(size, int) else sum(row.tokens for row in size) for size in sizes]
+    digest = hashlib.blake2b(f"{query} {counts}".encode(), digest_size=4).digest()
+    key = int.from_bytes(digest, "big")
+    layout = Layout(len(ids), tuple(images), words, protected, key=key, markup=tuple(markup))
     return Prompt(ids, layout, identifiers)
+
+
+def _place_image(backbone: Backbone, ids: list[int], size: Size) -> list[tuple[int, range]]:
+    """Add an image's placeholders to `ids`. Returns its markup, as `Layout` takes it."""
+    if isinstance(size, int):
+        ids += [backbone.image_token_id] * size
+        return []
+    markup: list[tuple[int, range]] = []
+    for row in size:
+        before, after = (_encode(backbone.tokenizer, text) for text in (row.before, row.after))
+        start = len(ids) + len(before)
+        span = range(start, start + row.tokens)
+        end = (*[backbone.image_token_id] * row.ends, *after)
+        markup += [(p, span) for p in (*range(len(ids), start), *range(span.stop, span.stop + len(end)))]
+        ids += [*before, *[backbone.image_token_id] * row.tokens, *end]
+    return markup
 
 
 def _warn_of_unknown_words(tokenizer: Any, text: str) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, overload
 
-import torch
-
 from radical_rerank.backbones import Block, ImageFeatures
 from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
 from radical_rerank.pruning import Layout, PrunedStage
@@ -331,7 +329,7 @@ def make_report(
 
 
 def _stage_report(stage: PrunedStage, layout: Layout) -> StageReport:
-    sizes = torch.tensor([len(candidate) for candidate in layout.candidates])
+    sizes = layout.candidate_of.bincount(minlength=len(layout.candidates))
     ends = sizes.cumsum(0)
     tokens = stage.survivors.cpu()
     owners = layout.candidate_of[tokens]
