@@ -184,6 +184,15 @@ def _gemma3(family: str, text: Settings, common: Settings) -> Any:
     return Gemma3Config(text_config=text, vision_config=tower, mm_tokens_per_image=16, **common)
 
 
+def _glm4v(family: str, text: Settings, common: Settings) -> Any:
+    from transformers import Glm4vConfig
+
+    del text["head_dim"]
+    text |= {"rope_parameters": {**MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}}
+    vision = {**VISION, "image_size": 64}
+    return Glm4vConfig(text_config=text, vision_config=vision, **common)
+
+
 _CONFIGS: dict[str, Callable[[str, Settings, Settings], Any]] = {
     "qwen3_vl": _qwen3_vl,
     "qwen2_5_vl": _qwen2_5_vl,
@@ -202,6 +211,7 @@ _CONFIGS: dict[str, Callable[[str, Settings, Settings], Any]] = {
     "idefics3": _idefics,
     "mistral3": _mistral3,
     "gemma3": _gemma3,
+    "glm4v": _glm4v,
 }
 TINY_FAMILIES = tuple(_CONFIGS)
 

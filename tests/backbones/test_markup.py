@@ -145,7 +145,7 @@ def test_a_break_follows_each_row_of_mistrals_tokens(backbones: dict[str, Backbo
     assert [len(span) for _, span in layout.markup] == [4, 4, 4]
 
 
-SIZED = ["llava_next", "llava_onevision", "smolvlm", "mistral3", "qwen2_5_vl", "qwen2_vl"]
+SIZED = ["llava_next", "llava_onevision", "smolvlm", "mistral3", "glm4v", "qwen2_vl"]
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ CUTS = [name for name in METHODS if name not in ("dense", "lowres", "dynres-qrel
 RESIZERS = ["lowres", "dynres-qrel", "dynres-dti"]
 SHAPES = [(4, 5), (3, 3), (5, 4), (2, 6)]
 # A method's rule sees a family only through the view: one family of each kind of decoder will do.
-RULED = [*TINY_FAMILIES[:6], "qwen3_5"]
+RULED = [*TINY_FAMILIES[:6], "qwen3_5", "glm4v"]
 
 
 def method(name: str, keep: float, **options: Any) -> Pruner:

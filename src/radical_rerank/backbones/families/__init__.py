@@ -2,6 +2,7 @@
 
 from radical_rerank.backbones.families.base import Family
 from radical_rerank.backbones.families.gemma3 import Gemma3
+from radical_rerank.backbones.families.glm import Glm
 from radical_rerank.backbones.families.idefics import Idefics
 from radical_rerank.backbones.families.internvl import InternVL
 from radical_rerank.backbones.families.llava import Llava
@@ -24,6 +25,7 @@ FAMILIES: dict[str, type[Family]] = {
     "smolvlm": Idefics,
     "mistral3": Mistral3,
     "gemma3": Gemma3,
+    "glm4v": Glm,
 }
 """by the configuration's `model_type`"""
 
