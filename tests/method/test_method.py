@@ -331,7 +331,7 @@ def test_macs_equal_the_flop_counter_on_a_tiny_decoder(family: str) -> None:
     if "moe" in family:  # else they run as one grouped product, which the counter does not know
         model.set_experts_implementation("eager")
     apart = 0
-    counter = FlopCounterMode(text, display=False)
+    counter = FlopCounterMode(display=False)
     with torch.no_grad(), without_chunks(model), counter:
         text(inputs_embeds=embeds, use_cache=False)
     for layer in text.layers:
