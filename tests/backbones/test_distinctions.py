@@ -11,20 +11,20 @@ import torch
 from radical_rerank import RaDiCal, Random, Reranker
 from radical_rerank.backbones import Backbone
 from radical_rerank.reranking.encoding import VisionCache
-from tests.cases import PROFILE, draw_list, greedy, make_case, model_of, stack
-from tests.tiny import TINY_FAMILIES
+from tests.cases import PROFILE, draw_list, first_fast, greedy, make_case, model_of, stack
+from tests.tiny import TINY_FAMILIES, on_grid
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_layers_of_one_length_may_hold_different_tokens(family: str) -> None:
     """The longest list keeps its length at every stage, the other loses tokens behind it: decoding must not
     take one layer's mask for another's."""
     model = model_of(family)
-    shapes = [(1, 1)] if family.startswith("internvl") else [(1, 2)]
-    text = 80 if family.startswith("internvl") else 60
+    shapes = [(1, 1)] if not on_grid(family) else [(1, 2)]
+    text = 80 if not on_grid(family) else 60
     long = make_case(family, shapes, text=text, seed=1)
-    short = make_case(family, [(1, 1), (1, 1)] if family.startswith("internvl") else [(3, 4), (4, 3)], seed=2)
+    short = make_case(family, [(1, 1), (1, 1)] if not on_grid(family) else [(3, 4), (4, 3)], seed=2)
     assert long.layout.length > short.layout.length
     # The long list's tokens: 2 or 16, of which one stage takes some, and the next none.
     pruner = RaDiCal(keep=0.3, layers=(1, 3, 5), profile=PROFILE)
@@ -40,7 +40,7 @@ def test_layers_of_one_length_may_hold_different_tokens(family: str) -> None:
         for a, b in zip(together.logits, steps, strict=True):
             torch.testing.assert_close(a[row], b, atol=1e-4, rtol=0)
     lost = [[record.before - record.after for record in records] for records in run.stages]
-    if not family.startswith("internvl"):
+    if on_grid(family):
         assert any(not a and b for a, b in zip(*lost, strict=True)), lost  # equal lengths, other tokens
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from radical_rerank.method import (
     STRATEGIES,
     DecoderShape,
+    LayerCost,
     alpha_maximin,
     arithmetic_fusion,
     attention_information,
@@ -308,18 +312,82 @@ def test_tokens_leave_before_or_after_a_layer() -> None:
     assert tokens_per_layer(10, [(1, "before", 6), (2, "after", 3)], 5) == [10, 6, 6, 3, 3]
 
 
-def test_macs_equal_the_flop_counter_on_a_tiny_decoder() -> None:
+COUNTED = ["internvl_qwen2", "qwen3_vl_moe", "internvl_qwen3_moe", "qwen3_5", "qwen3_5_moe"]
+
+
+@pytest.mark.parametrize("family", COUNTED)
+def test_macs_equal_the_flop_counter_on_a_tiny_decoder(family: str) -> None:
+    """Of a mixture, the active experts; of a linear layer, all but its products with the state."""
     from torch.utils.flop_counter import FlopCounterMode
 
     from radical_rerank.backbones import decoder_shape
-    from tests.cases import make_case, model_of
+    from tests.cases import model_of
 
-    # Eager attention multiplies in full, as the formula counts; a flop is half a multiply-accumulate.
-    model = model_of("internvl_qwen2", "eager")
-    case = make_case("internvl_qwen2", [(1, 1), (2, 1)])
-    text = model.model.language_model
-    embeds = torch.randn(1, case.layout.length, 64)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    # Eager attention multiplies in full, as the formula counts; a flop is half a multiply-accumulate. Torch
+    # runs the recurrence in chunks, one multiplication of matrices after the other: it is counted apart.
+    model, length = model_of(family, "eager"), 30
+    text, shape = model.model.language_model, decoder_shape(model.config)
+    embeds = torch.randn(1, length, 64)
+    if "moe" in family:  # else they run as one grouped product, which the counter does not know
+        model.set_experts_implementation("eager")
+    apart = 0
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), without_chunks(model), counter:
         text(inputs_embeds=embeds, use_cache=False)
-    shape = decoder_shape(model.config)
-    assert counter.get_total_flops() == 2 * macs([case.layout.length] * shape.num_layers, shape)
+    for layer in text.layers:
+        if hasattr(layer, "linear_attn"):
+            net = layer.linear_attn
+            apart += 3 * net.num_v_heads * net.head_k_dim * net.head_v_dim * length
+            # Torch's convolution also runs over the padding at the end, which is cut off.
+            apart -= net.conv1d.weight.numel() * (net.conv_kernel_size - 1)
+    assert counter.get_total_flops() == 2 * (macs([length] * shape.num_layers, shape) - apart)
+
+
+@contextmanager
+def without_chunks(model: Any) -> Iterator[None]:
+    """Gated DeltaNets element by element, which a counter of matrix products does not see."""
+    module: Any = importlib.import_module(type(model).__module__)
+    chunked = getattr(module, "torch_chunk_gated_delta_rule", None)
+    if chunked is not None:
+        module.torch_chunk_gated_delta_rule = module.torch_recurrent_gated_delta_rule
+    try:
+        yield
+    finally:
+        if chunked is not None:
+            module.torch_chunk_gated_delta_rule = chunked
+
+
+def test_a_recurrence_takes_three_products_with_its_state() -> None:
+    """Read, write and answer, written out token by token in the reference."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from tests.cases import make_case, model_of
+    from tests.reference import Reference, last_row_rule
+
+    model, length = model_of("qwen3_5"), 10
+    layer = model.model.language_model.layers[0]
+    net, hidden = layer.linear_attn, torch.randn(length, 64)
+    reference = Reference(model, make_case("qwen3_5", [(1, 1)]), [], last_row_rule)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        reference._recur(layer, hidden, [])
+    projections = sum(
+        part.weight.numel()
+        for part in (net.in_proj_qkv, net.in_proj_z, net.in_proj_a, net.in_proj_b, net.out_proj)
+    )
+    state = net.num_v_heads * net.head_k_dim * net.head_v_dim
+    assert counter.get_total_flops() == 2 * length * (projections + 3 * state)
+
+
+def test_a_linear_layer_caches_a_state_and_no_tokens() -> None:
+    from radical_rerank.backbones import decoder_shape
+    from tests.tiny import tiny_config
+
+    shape = decoder_shape(tiny_config("qwen3_5"))
+    assert [cost.cached > 0 for cost in shape.costs] == [layer in (1, 4, 6) for layer in range(8)]
+    few, many = kv_bytes([10] * 8, shape), kv_bytes([30] * 8, shape)
+    assert many - few == 2 * 20 * 3 * 2 * 2 * 16
+    # 5 states of 4 heads x 8 x 12, and the last 3 inputs of a convolution over 2 x 16 + 48 channels.
+    assert few == 2 * (10 * 3 * 2 * 2 * 16 + 5 * (4 * 8 * 12 + 3 * 80))
+    window = DecoderShape(2, 8, 2, 1, 4, 16, (LayerCost(1, cached=8, window=5), LayerCost(1, cached=8)))
+    assert kv_bytes([12, 12], window) == 2 * 8 * (5 + 12)
+    assert kv_bytes([3, 3], window) == 2 * 8 * (3 + 3)

@@ -32,6 +32,7 @@ from radical_rerank.pruning import (
 )
 from tests.cases import END, IMAGE, PROFILE, START, first_fast, keep_profile, make_case, model_of
 from tests.reference import Look, Reference, normalised, text_averaged
+from tests.tiny import on_grid
 
 SHAPES = [(6, 8), (5, 5), (8, 6), (4, 4)]
 
@@ -134,7 +135,7 @@ def test_the_row_without_token_scoring_draws() -> None:
 def test_at_alpha_0_the_query_positions_change_nothing(family: str, keep: float) -> None:
     """Pure saliency: the prior, the only reader of the query's positions, has no say in any tie."""
     model = model_of(family)
-    case = make_case(family, SHAPES if family.startswith("qwen") else [(2, 1), (1, 1), (2, 1)], seed=2)
+    case = make_case(family, SHAPES if on_grid(family) else [(2, 1), (1, 1), (2, 1)], seed=2)
     outcomes: dict[float, set[str]] = {}
     for alpha in (0.0, 0.3):
         for query in (case.layout.query, case.layout.query[-1:], case.layout.query[:1], (0, 1)):

@@ -34,7 +34,7 @@ from radical_rerank.errors import (
 from radical_rerank.method import macs
 from radical_rerank.pruning import Profile
 from radical_rerank.reranking.prompt import build_prompt
-from tests.cases import PROFILE, draw_list, first_fast, hooks_on
+from tests.cases import PROFILE, across, draw_list, first_fast, hooks_on, stock_pixels
 from tests.tiny import TINY_FAMILIES
 
 
@@ -50,7 +50,7 @@ def reranker(backbone: Backbone) -> Reranker:
 # Ranking.
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_a_list_is_ranked_by_the_identifiers_logits(family: str, backbones: dict[str, Backbone]) -> None:
     query, images = pictures(1, 7)
     reranker = Reranker(backbones[family], "radical", keep=0.3, profile=PROFILE, max_image_tokens=48)
@@ -66,7 +66,7 @@ def test_a_list_is_ranked_by_the_identifiers_logits(family: str, backbones: dict
     assert [r.score for r in dense] != scores
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_dense_equals_the_stock_model_fed_with_pixels(family: str, backbones: dict[str, Backbone]) -> None:
     """The whole path (cache, prompt, precomputed features) against one plain forward pass."""
     backbone = backbones[family]
@@ -76,12 +76,17 @@ def test_dense_equals_the_stock_model_fed_with_pixels(family: str, backbones: di
     pixels = [backbone.preprocess(image, 48) for image in images]
     from radical_rerank.reranking.prompt import build_prompt
 
+    features = backbone.encode(pixels)
     sizes = [sum(block.rows * block.columns for block in p.blocks) for p in pixels]
-    prompt = build_prompt(backbone, reranker.template, query, sizes)
-    inputs = {"input_ids": torch.tensor([prompt.ids]), "pixel_values": torch.cat([p.values for p in pixels])}
-    if family.startswith("qwen"):
-        inputs["image_grid_thw"] = torch.tensor([p.grid for p in pixels])
-        inputs["mm_token_type_ids"] = (inputs["input_ids"] == backbone.image_token_id).int()
+    assert [len(feature.tokens) for feature in features] == sizes
+    prompt = build_prompt(backbone, reranker.template, query, [f.rows or len(f.tokens) for f in features])
+    assert [len(c) for c in prompt.layout.candidate_of.split(sizes)] == sizes
+    inputs = {"input_ids": torch.tensor([prompt.ids]), **stock_pixels(family, pixels)}
+    images_at = inputs["input_ids"] == backbone.image_token_id
+    if "image_grid_thw" in inputs:
+        inputs["mm_token_type_ids"] = images_at.int()
+    if family == "gemma3":
+        inputs["token_type_ids"] = images_at.int()
     with torch.no_grad():
         logits = backbone.model(**inputs).logits[0, -1]
     expected = logits[prompt.identifiers].log_softmax(-1)
@@ -108,8 +113,9 @@ def test_top_k(reranker: Reranker) -> None:
     assert len(reranker.rank(query, images, top_k=99)) == 6
 
 
-@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
-@pytest.mark.parametrize("method", ["radical", "random", "dense"])
+@pytest.mark.parametrize(
+    ("family", "method"), across([("radical",), ("random",), ("dense",)], [("radical",)])
+)
 def test_batches_give_the_rankings_of_single_lists(
     method: str, family: str, backbones: dict[str, Backbone]
 ) -> None:
@@ -686,8 +692,10 @@ def test_the_fingerprint_knows_every_weight_and_the_configuration(tiny_folders: 
 # What one document or one query may not do.
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
-@pytest.mark.parametrize("size", [(201, 1), (1, 201), (1, 1), (0, 0), (9000, 2), (2, 9000)])
+SIZES = [((201, 1),), ((1, 201),), ((1, 1),), ((0, 0),), ((9000, 2),), ((2, 9000),)]
+
+
+@pytest.mark.parametrize(("family", "size"), across(SIZES, SIZES[::4]))
 def test_a_document_of_any_size_is_ranked_named_or_skipped(
     family: str, size: tuple[int, int], backbones: dict[str, Backbone]
 ) -> None:
@@ -698,7 +706,7 @@ def test_a_document_of_any_size_is_ranked_named_or_skipped(
     skipped = [document.index for document in ranking.skipped]
     assert skipped in ([], [2])
     assert sorted([*ranking.order, *skipped]) == [0, 1, 2, 3]
-    if family.startswith("qwen") and size in ((201, 1), (0, 0)):
+    if size == (0, 0) or (family.startswith(("qwen", "glm")) and size == (201, 1)):
         assert skipped == [2]
     if skipped:
         assert ranking.order == [i + (i == 2) for i in reranker.rank(query, images).order]
@@ -737,12 +745,13 @@ def test_a_long_query_is_refused_with_its_length(backbone: Backbone) -> None:
     assert len(Reranker(backbone, "dense").rank("red " * 2000, images)) == 2
 
 
-@pytest.mark.parametrize("family", TINY_FAMILIES)
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_a_ranking_stops_between_any_two_layers(family: str, backbones: dict[str, Backbone]) -> None:
     query, images = pictures(1, 3)
     backbone = backbones[family]
     reranker = Reranker(backbone, "radical", keep=0.3, profile=PROFILE, max_image_tokens=48)
     expected = reranker.rank(query, images)
+    hooks = hooks_on(backbone.model)  # Hugging Face's own recorders of hidden states, if any
     asked = 0
 
     def stop_at(number: int) -> Callable[[], bool]:
@@ -766,7 +775,7 @@ def test_a_ranking_stops_between_any_two_layers(family: str, backbones: dict[str
         with pytest.raises(StoppedError):
             list(reranker.rank_many([(query, images)], stop=stop_at(number)))
         assert asked == number + 1
-        assert hooks_on(backbone.model) == 0
+        assert hooks_on(backbone.model) == hooks
     assert [r.score for r in reranker.rank(query, images)] == [r.score for r in expected]
 
 

@@ -1,7 +1,7 @@
 """The only room that knows Hugging Face internals: model families, the engine, loading."""
 
 from radical_rerank.backbones.engine import Run
-from radical_rerank.backbones.families.base import Block, Family, ImageFeatures, Pixels
+from radical_rerank.backbones.families.base import Block, Family, ImageFeatures, Pixels, Row, Size
 from radical_rerank.backbones.heads import load_head
 from radical_rerank.backbones.layout import layout_of
 from radical_rerank.backbones.model import DEFAULT_MODEL as DEFAULT_MODEL
@@ -14,7 +14,9 @@ __all__ = [
     "Family",
     "ImageFeatures",
     "Pixels",
+    "Row",
     "Run",
+    "Size",
     "decoder_shape",
     "family_of",
     "layout_of",

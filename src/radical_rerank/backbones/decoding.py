@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from radical_rerank.backbones.families.base import LINEAR, Tokens
 from radical_rerank.errors import LayoutError
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ class Decoding:
     def __init__(self, state: BatchState) -> None:
         self._state = state
         self._new: Tensor | None = None
-        self._masks: dict[tuple[int, int], Any] = {}
+        self._masks: dict[tuple[int, int, str], Any] = {}
 
     def begin_step(self, mask: Tensor | None) -> None:
         """Begin a decode step. mask: (B, prompt + new tokens) or None"""
         state = self._state
-        decoded = {state.cache.get_seq_length(i) - length for i, length in enumerate(state.lengths)}
+        decoded = {state.cache.get_seq_length(i) - state.lengths[i] for i in state.family.attending}
         if len(decoded) > 1 or min(decoded) < 0:
             raise LayoutError(
                 "since the last step, the cache was cropped to one length for all layers, or into the "
@@ -40,6 +41,8 @@ class Decoding:
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of layer `index`. hidden: (B, new tokens, d)"""
         state = self._state
+        if state.family.kinds[index] == LINEAR:  # its state holds no token that could be masked
+            return kwargs
         if state.pruned:
             kwargs["attention_mask"] = self._mask(index, hidden)
         if state.compact and state.layer_pruned[index]:
@@ -55,17 +58,18 @@ class Decoding:
             first = valid.sum(dim=1, keepdim=True)
         decoded = state.cache.get_seq_length(index) - length
         steps = torch.arange(hidden.shape[1], device=hidden.device)
-        return state.rotary_at(hidden, first + decoded + steps)
+        return state.family.rotary(state.text, hidden, first + decoded + steps, state.family.kinds[index])
 
     def _mask(self, index: int, hidden: Tensor) -> Any:
         state = self._state
         valid, length = state.layer_valid[index], state.lengths[index]
-        group = length, id(valid)  # layers between two stages share one mask
+        kind = state.family.kinds[index]
+        group = length, id(valid), kind  # layers of a kind between two stages share one mask
         if group not in self._masks:
-            columns = None
+            new = state.cache.get_seq_length(index) + hidden.shape[1] - length
             if valid is not None:
-                new = state.cache.get_seq_length(index) + hidden.shape[1] - length
                 later = valid.new_ones(len(valid), new) if self._new is None else self._new[:, -new:]
-                columns = torch.cat((valid, later.to(valid.device)), dim=1)
-            self._masks[group] = state.causal_mask(hidden, columns, index)
+                valid = torch.cat((valid, later.to(valid.device)), dim=1)
+            tokens = Tokens(valid, state.layer_index[index], state.length, new, state.groups)
+            self._masks[group] = state.mask(index, hidden, tokens)
         return self._masks[group]

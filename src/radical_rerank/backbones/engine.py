@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -19,8 +20,9 @@ import torch
 from torch import Tensor
 
 from radical_rerank.backbones.decoding import Decoding
+from radical_rerank.backbones.families.base import LINEAR, Family, Tokens
 from radical_rerank.backbones.hooks import Hooks, entered_for
-from radical_rerank.backbones.model import base_model, identity_of, text_model, unwrapped
+from radical_rerank.backbones.model import base_model, family_of, identity_of, text_model, unwrapped
 from radical_rerank.backbones.placement import device_of
 from radical_rerank.backbones.view import LazyTensor, View, all_keys
 from radical_rerank.errors import CalibrationError, LayoutError, UnsupportedModelError
@@ -53,6 +55,7 @@ class Run:
     ) -> None:
         self._text = text_model(model)
         self._base = base_model(model)
+        self._family = family_of(self._base.config)
         self._image_token: int = self._base.config.image_token_id
         self._layers = list(self._text.layers)
         if pruner.needs_profile:
@@ -70,21 +73,13 @@ class Run:
         sizes = [len(layout.positions) for layout in self._layouts]
         if shares is not None and [len(share.prior) for share in shares] != sizes:
             raise LayoutError("the shares of the list's budget do not fit the candidates' tokens")
-        self._stages: dict[tuple[int, str], Stage] = {}
-        for stage in pruner.stages(len(self._layers)):
-            if (stage.layer, stage.when) in self._stages:
-                raise LayoutError(f"there are two stages {stage.when} layer {stage.layer}")
-            self._stages[stage.layer, stage.when] = stage
-            if not 0 <= stage.layer < len(self._layers) or stage.when not in ("before", "after"):
-                raise LayoutError(
-                    f"there is no place {stage.when!r} layer {stage.layer}: the model has "
-                    f"{len(self._layers)} layers"
-                )
-            if not 0 < stage.keep <= 1:
-                raise LayoutError(f"the stage at layer {stage.layer} keeps {stage.keep}, not in (0, 1]")
+        stages = _stages_of(pruner, len(self._layers), self._family.readable)
+        self._stages = {(stage.layer, stage.when): stage for stage in stages}
         self._model = model
         self._hooks: Hooks | None = None
         self._images: Tensor | None = None
+        self._mask: Any = None
+        self._groups: Tensor | None = None
         self._positions_given = False
         self._state: BatchState | None = None
         self._decoding: Decoding | None = None
@@ -132,6 +127,7 @@ class Run:
     def _find_images(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._ran = True
         self._positions_given = kwargs.get("position_ids") is not None
+        self._mask = kwargs.get("attention_mask")
         ids, embeddings = kwargs.get("input_ids", args[0] if args else None), kwargs.get("inputs_embeds")
         if ids is not None:
             self._images = ids == self._image_token
@@ -139,6 +135,8 @@ class Run:
             token = torch.tensor(self._image_token, device=embeddings.device)
             placeholder = self._text.embed_tokens(token).to(embeddings.device)
             self._images = (embeddings == placeholder).all(dim=-1)
+        if self._family.own_masks and self._images is not None:
+            self._groups = self._family.groups(kwargs, self._images)
 
     def _begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         cache = kwargs.get("past_key_values")
@@ -155,9 +153,21 @@ class Run:
             raise LayoutError(
                 "call the whole model, not its text model: the layout is checked against the images"
             )
+        embeddings = kwargs.get("inputs_embeds")
+        if embeddings is None:
+            raise LayoutError("the text model was called without inputs_embeds")
         state = BatchState(
-            self._pruner, self._text, self._layouts, self._signals, self._shares, images, kwargs
+            self._pruner,
+            self._family,
+            self._text,
+            self._layouts,
+            self._signals,
+            self._shares,
+            images,
+            embeddings,
+            self._mask,
         )
+        state.groups = None if self._groups is None else self._groups.to(embeddings.device)
         self._state, self._decoding = state, None
         # The model adds DeepStack features with a mask of the full prompt; we add them instead.
         state.deepstack = list(kwargs.pop("deepstack_visual_embeds", None) or [])
@@ -170,14 +180,15 @@ class Run:
         state = self._state
         if state is None or state.cache is not cache:
             raise LayoutError("the cache comes from a prompt that did not run inside this context")
-        if state.lengths[0] != state.length and not self._positions_given:
-            # The model would count from its first layer's cache, which has lost tokens.
+        first = self._family.attending[0]
+        if state.lengths[first] != state.length and not self._positions_given:
+            # The model would count from the first cache with keys, which has lost tokens.
             raise LayoutError(
-                "decoding after a stage before layer 0 needs position_ids (`generate` passes them)"
+                f"decoding after a stage before layer {first} needs position_ids (`generate` passes them)"
             )
         if self._decoding is None:
             self._decoding = Decoding(state)
-        self._decoding.begin_step(kwargs.get("attention_mask"))
+        self._decoding.begin_step(self._mask)
 
     def _before(self, index: int, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = self._state
@@ -188,11 +199,12 @@ class Run:
             hidden = hidden.to(device)
             return (hidden, *args[1:]), self._decoding.enter(index, hidden, kwargs)
         if index == 0:
-            state.start(kwargs)
+            state.start(kwargs.get("past_key_values"))
         else:
             hidden = self._leave(state, index - 1, hidden)
         hidden = hidden.to(device)
         state.move(device)
+        state.meet(index, hidden, kwargs)
         stage = self._stages.get((index, "before"))
         if stage is not None:
             hidden = state.prune(stage, layer, hidden, hidden)
@@ -232,15 +244,21 @@ class BatchState:
     ================  ====================  ==========================================================
     embeddings        (B, S, d)             input embeddings; at visual tokens, the encoder's outputs
     index             (B, n)                position in the prompt of each token that is alive
+    columns           (B, n)                their new positions, if they are renumbered
     valid             (B, n) or None        which of them are not padding; None if there is none
-    rotary            2 × (B or 1, n, hd)   their rotary embeddings
+    rotary[kind]      2 × (B or 1, n, hd)   their rotary embeddings in layers of this kind
+    masks[kind]       as the kernel's       the mask of these layers
     candidate_of[b]   (V_b,)                the candidate of each visual token
     alive[b]          (n_b,)                the visual tokens alive, as indices among the V_b
     slots[b]          (n_b,)                where they are in `index[b]`
+    marks[b]          (m,)                  where its candidates' markup is in `index[b]`
+    rows_of[b]        (m, 2)                from which to which of the V_b visual tokens it belongs to
     visual            (B, S) or None        where the prompt has visual tokens (DeepStack)
     deepstack[l]      (ΣV, d)               features to add after layer l
     lengths[l]        n                     tokens that ran through layer l
     layer_valid[l]    (B, n) or None        `valid` at layer l
+    layer_index[l]    (B, n)                `index` at layer l
+    groups            (B, S) or None        tokens that see each other in both directions
     layer_pruned[l]   bool                  whether tokens were dropped before layer l
     ================  ====================  ==========================================================
     """
@@ -248,30 +266,30 @@ class BatchState:
     def __init__(
         self,
         pruner: Pruner,
+        family: Family,
         text: Any,
         layouts: Sequence[Layout],
         signals: Sequence[VisionSignals] | None,
         shares: Sequence[Share] | None,
         images: Tensor,
-        kwargs: dict[str, Any],
+        embeddings: Tensor,
+        mask: Any,
     ) -> None:
         """Check the layouts against the prompt.
 
         images: (B, S) where the prompt has image tokens
-        kwargs: the text model's arguments
+        embeddings: (B, S, d)
+        mask: (B, S) or None
         """
-        embeddings = kwargs.get("inputs_embeds")
-        if embeddings is None:
-            raise LayoutError("the text model was called without inputs_embeds")
-        self.pruner, self.config, self.text = pruner, text.config, text
-        self.embeddings: Tensor = embeddings
+        self.pruner, self.family, self.text = pruner, family, text
+        self.embeddings = embeddings
         batch, self.length = embeddings.shape[:2]
         if batch % len(layouts):
             raise LayoutError(f"{len(layouts)} layouts cannot describe a batch of {batch}")
         self.layouts = [layout for layout in layouts for _ in range(batch // len(layouts))]
         self.signals = [own for own in signals or () for _ in range(batch // len(layouts))]
         self.shares = [own for own in shares or () for _ in range(batch // len(layouts))]
-        self.valid = self._padding(kwargs.get("attention_mask"), embeddings.device)
+        self.valid = self._padding(mask, embeddings.device)
         self.offsets = [self.length - layout.length for layout in self.layouts]
         self._check_images(images)
 
@@ -283,22 +301,36 @@ class BatchState:
             layout.positions.to(device) + offset
             for layout, offset in zip(self.layouts, self.offsets, strict=True)
         ]
+        self.marks, self.rows_of = self._marks(device)
         self.pruned = False
+        self.columns = self.index
         self.deepstack: list[Tensor] = []
         self.visual: Tensor | None = None
         self.entering: Tensor | None = None
-        self.rotary: tuple[Tensor, Tensor]
-        self.mask: Any = None
-        self.mask_is_current = True
+        self.rotary: dict[str, tuple[Tensor, Tensor]] = {}
+        self.masks: dict[str, Any] = {}
         self.cache: Any = None
+        self.groups: Tensor | None = None
         self.lengths: list[int] = []
         self.layer_valid: list[Tensor | None] = []
+        self.layer_index: list[Tensor] = []
         self.layer_pruned: list[bool] = []
         # A prior that was compared with the whole list is what the method finds at its first stage.
         self.memory: list[dict[str, Tensor]] = [{"prior": share.prior} for share in self.shares]
         self.memory = self.memory or [{} for _ in self.layouts]
         self.stages: list[list[PrunedStage]] = [[] for _ in self.layouts]
         self.seconds = {"prior": 0.0, "selection": 0.0}
+
+    def _marks(self, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+        """Per list, (m,) where its candidates' markup is, and (m, 2) from which to which of the V visual
+        tokens each belongs to."""
+        slots, rows = [], []
+        for layout, offset in zip(self.layouts, self.offsets, strict=True):
+            own = [(p, row) for p, row in layout.markup if any(p in c for c in layout.candidates)]
+            ends = torch.tensor([(row.start, row.stop) for _, row in own], dtype=torch.long).view(-1, 2)
+            slots.append(torch.tensor([p + offset for p, _ in own], dtype=torch.long, device=device))
+            rows.append(torch.searchsorted(layout.positions, ends).to(device))
+        return slots, rows
 
     def _padding(self, mask: Any, device: torch.device) -> Tensor | None:
         """Return (B, S) which tokens are not padding, None if there is none. Checks the layouts' lengths."""
@@ -329,6 +361,8 @@ class BatchState:
             for span in layout.protected:
                 described[span.start + offset : span.stop + offset] = True
             shown = images[row].cpu()
+            marks = [position + offset for position, _ in layout.markup]
+            described[marks] = shown[marks]  # placeholders or text, both will do
             if self.valid is not None:
                 shown = shown & self.valid[row].cpu()
             wrong = (described != shown).nonzero()
@@ -342,14 +376,12 @@ class BatchState:
 
     # Running the prompt.
 
-    def start(self, kwargs: dict[str, Any]) -> None:
-        """Take over what the model computed for all its layers: rotary embeddings, mask, cache."""
-        self.rotary = kwargs["position_embeddings"]
-        self.mask = kwargs.get("attention_mask")
-        self.cache = kwargs.get("past_key_values")
-        if self.cache is not None and not _grows(self.cache):
+    def start(self, cache: Any) -> None:
+        """Take over the cache that the model made, or was given."""
+        self.cache = cache
+        if cache is not None and not _grows(cache):
             raise UnsupportedModelError(
-                f"{type(self.cache).__name__} keeps all layers at one length; use a DynamicCache"
+                f"{type(cache).__name__} keeps all layers at one length; use a DynamicCache"
             )
 
     def move(self, device: torch.device) -> None:
@@ -362,25 +394,44 @@ class BatchState:
             return
         self.index = index
         self.valid = None if self.valid is None else self.valid.to(device)
-        self.rotary = self.rotary[0].to(device), self.rotary[1].to(device)
-        for own in (self.candidate_of, self.alive, self.slots):
+        self.rotary = {kind: (cos.to(device), sin.to(device)) for kind, (cos, sin) in self.rotary.items()}
+        self.groups = None if self.groups is None else self.groups.to(device)
+        if self.pruned and self.compact:
+            self.columns = self.columns.to(device)
+        for own in (self.candidate_of, self.alive, self.slots, self.marks, self.rows_of):
             own[:] = [tensor.to(device) for tensor in own]
         for memory in self.memory:
             memory |= {name: tensor.to(device) for name, tensor in memory.items()}
-        self.mask_is_current = not self.pruned
+        self.masks = {}
+
+    def meet(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> None:
+        """Gather the rotary embeddings that the model made for layer `index`, once for layers of a kind."""
+        kind = self.family.kinds[index]
+        if kind in self.rotary or kind == LINEAR:
+            return
+        rotary = kwargs["position_embeddings"]
+        if self.pruned and self.compact:
+            rotary = self.family.rotary(self.text, hidden, self.columns, kind)
+        elif self.pruned:
+            rotary = (_take(rotary[0], self.index), _take(rotary[1], self.index))
+        self.rotary[kind] = rotary
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of layer `index` for the tokens that are alive."""
         self.lengths.append(hidden.shape[1])
         self.layer_valid.append(self.valid)
+        self.layer_index.append(self.index)
         self.layer_pruned.append(self.pruned)
         if not self.pruned:
             return kwargs
-        if not self.mask_is_current:
-            self.mask = self.causal_mask(hidden, self.valid, index)
-            self.mask_is_current = True
-        kwargs["attention_mask"] = self.mask
-        kwargs["position_embeddings"] = self.rotary
+        self.meet(index, hidden, kwargs)
+        kind = self.family.kinds[index]
+        if kind not in self.masks:
+            tokens = Tokens(self.valid, self.index, self.length, groups=self.groups)
+            self.masks[kind] = self.mask(index, hidden, tokens)
+        kwargs["attention_mask"] = self.masks[kind]
+        if kind in self.rotary:
+            kwargs["position_embeddings"] = self.rotary[kind]
         # Rotation uses the argument above. Attention kernels read position_ids only to find packed
         # sequences, and would take the gaps between survivors for boundaries.
         kwargs["position_ids"] = None
@@ -428,17 +479,28 @@ class BatchState:
                 stay[row, slots] = False
                 stay[row, slots[kept]] = True
                 self.alive[row], self.slots[row] = alive[kept], slots[kept]
+                self._drop_markup(row, stay)
         if dropped:
             hidden = self._gather(hidden, stay)
         self.seconds["selection"] += time.perf_counter() - start
         return hidden
 
+    def _drop_markup(self, row: int, stay: Tensor) -> None:
+        """Markup stays as long as a token of its row does. stay: (B, n) is changed"""
+        if not len(self.marks[row]):
+            return
+        first, last = torch.searchsorted(self.alive[row], self.rows_of[row]).unbind(-1)
+        seen = first < last
+        stay[row, self.marks[row][~seen]] = False
+        self.marks[row], self.rows_of[row] = self.marks[row][seen], self.rows_of[row][seen]
+
     def _choose(self, stage: Stage, layer: Any, entering: Tensor, hidden: Tensor) -> list[Tensor | Merge]:
         """Return what the method keeps of each list, and add it to `stages`."""
-        keys = LazyTensor(partial(all_keys, layer, entering, *self.rotary))
+        rotary = self.rotary.get(self.family.kinds[stage.layer])
+        keys = LazyTensor(partial(all_keys, self.family, layer, entering, rotary))
         chosen: list[Tensor | Merge] = []
         for row, stages in enumerate(self.stages):
-            view = View(self, row, stage, layer, entering, hidden, keys)
+            view = View(self, row, stage, layer, entering, hidden, keys, rotary)
             alive = len(view.alive)
             if self.shares:
                 count = self.shares[row].counts[stage]
@@ -482,38 +544,35 @@ class BatchState:
             self.valid = None
         place = stay.cumsum(dim=1) - 1 + (longest - counts)[:, None]
         self.slots = [place[row, slots] for row, slots in enumerate(self.slots)]
+        self.marks = [place[row, slots] for row, slots in enumerate(self.marks)]
         self.index = self.index.gather(1, order)
-        hidden = _take(hidden, order)
         if self.compact:
             columns = torch.arange(longest, device=stay.device) - (longest - counts)[:, None]
-            self.rotary = self.rotary_at(hidden, columns.clamp(min=0))
-        else:
-            self.rotary = (_take(self.rotary[0], order), _take(self.rotary[1], order))
-        self.pruned, self.mask_is_current = True, False
-        return hidden
+            self.columns = columns.clamp(min=0)
+        self.rotary, self.masks, self.pruned = {}, {}, True
+        return _take(hidden, order)
+
+    def mask(self, index: int, hidden: Tensor, tokens: Tokens) -> Any:
+        """Return the mask of layer `index`, as its kernel expects it. hidden: (B, r, d) what enters it"""
+        from transformers.masking_utils import create_causal_mask
+
+        kind, config = self.family.kinds[index], self.text.config
+        if kind == LINEAR:
+            return tokens.valid
+        if self.family.own_masks:
+            return self.family.mask(kind, config, hidden, tokens, self.cache, index)
+        return create_causal_mask(
+            config=config,
+            inputs_embeds=hidden,
+            attention_mask=tokens.valid,
+            past_key_values=self.cache,
+            layer_idx=index,
+        )
 
     @property
     def compact(self) -> bool:
         """Whether survivors get new, consecutive positions."""
         return self.pruner.positions == "compact"
-
-    def rotary_at(self, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return rotary embeddings of these positions, (B, n), the same on all axes of M-RoPE."""
-        sections = (getattr(self.config, "rope_parameters", None) or {}).get("mrope_section")
-        cos, sin = self.text.rotary_emb(hidden, positions.expand(3, -1, -1) if sections else positions)
-        return cos.to(hidden.device), sin.to(hidden.device)
-
-    def causal_mask(self, hidden: Tensor, valid: Tensor | None, layer: int) -> Any:
-        """Return the mask that the model would make for this layer, as its attention kernel expects it."""
-        from transformers.masking_utils import create_causal_mask
-
-        return create_causal_mask(
-            config=self.config,
-            inputs_embeds=hidden,
-            attention_mask=valid,
-            past_key_values=self.cache,
-            layer_idx=layer,
-        )
 
 
 def _take(x: Tensor, order: Tensor) -> Tensor:
@@ -536,3 +595,34 @@ def _checked(signals: Sequence[VisionSignals] | None, layouts: Sequence[Layout])
     if [len(own.attention) for own in signals] != sizes:
         raise LayoutError("the encoder's signals do not fit the candidates' tokens")
     return signals
+
+
+def _stages_of(pruner: Pruner, num_layers: int, readable: Sequence[int]) -> list[Stage]:
+    """Return a method's stages, checked, and at layers that it can read."""
+    stages = pruner.stages(num_layers)
+    places = [(stage.layer, stage.when) for stage in stages]
+    for stage in stages:
+        if places.count((stage.layer, stage.when)) > 1:
+            raise LayoutError(f"there are two stages {stage.when} layer {stage.layer}")
+        if not 0 <= stage.layer < num_layers or stage.when not in ("before", "after"):
+            raise LayoutError(
+                f"there is no place {stage.when!r} layer {stage.layer}: the model has {num_layers} layers"
+            )
+        if not 0 < stage.keep <= 1:
+            raise LayoutError(f"the stage at layer {stage.layer} keeps {stage.keep}, not in (0, 1]")
+    moves = pruner.reads_attention and len(readable) < num_layers
+    return at_attention(stages, readable) if moves else stages
+
+
+def at_attention(stages: Sequence[Stage], readable: Sequence[int]) -> list[Stage]:
+    """Move stages to layers whose attention can be read: to the nearest one, the shallower of two.
+
+    Stages that meet at one place become one, which keeps what they would have kept together.
+    """
+    moved: dict[tuple[int, str], Stage] = {}
+    for stage in sorted(stages, key=lambda stage: (stage.layer, stage.when == "after")):
+        layer = min(readable, key=lambda other: (abs(other - stage.layer), other))
+        earlier = moved.get((layer, stage.when))
+        keep = stage.keep if earlier is None or stage.of_all else stage.keep * earlier.keep
+        moved[layer, stage.when] = replace(stage, layer=layer, keep=keep)
+    return list(moved.values())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from radical_rerank.backbones.placement import device_of
 from radical_rerank.backbones.view import all_keys
 from radical_rerank.errors import StoppedError
+
+if TYPE_CHECKING:
+    from radical_rerank.backbones.families.base import Family
 
 Before = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 """(module, args, kwargs) -> the new (args, kwargs), or None to leave them"""
@@ -96,7 +99,7 @@ def watching(module: Any) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def last_row_only(model: nn.Module, text: Any) -> Iterator[None]:
+def last_row_only(model: nn.Module, text: Any, family: Family) -> Iterator[None]:
     """Run the last decoder layer for the prompt's last row alone, since no other row is read.
 
     Its keys and values are still computed for all tokens. They go into the cache, or into one made for this
@@ -105,6 +108,8 @@ def last_row_only(model: nn.Module, text: Any) -> Iterator[None]:
     computed.
 
     model: the Hugging Face model; text: its decoder
+    family: what is declared of the decoder. Only full attention can leave out rows: the state of a linear
+        layer needs all of them, and a window's cache would lose its first keys
     """
 
     def before(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -112,13 +117,13 @@ def last_row_only(model: nn.Module, text: Any) -> Iterator[None]:
 
         hidden = args[0] if args else kwargs.pop("hidden_states")
         mask = kwargs.get("attention_mask")
-        read = layer._forward_hooks or text.norm._forward_pre_hooks
+        read = layer._forward_hooks or text.norm._forward_pre_hooks or family.kinds[-1] != "full_attention"
         if not read and (mask is None or isinstance(mask, Tensor)) and hidden.shape[1] > 1:
             device = device_of(layer)
             hidden = hidden.to(device)
             cos, sin = (part.to(device) for part in kwargs["position_embeddings"])
             earlier = hidden[:, :-1]
-            keys = all_keys(layer, earlier, cos[:, :-1], sin[:, :-1])
+            keys = all_keys(family, layer, earlier, (cos[:, :-1], sin[:, :-1]))
             values = layer.self_attn.v_proj(layer.input_layernorm(earlier))
             values = values.unflatten(-1, (-1, layer.self_attn.head_dim)).transpose(-3, -2)
             if kwargs.get("past_key_values") is None:

@@ -18,14 +18,18 @@ def layout_of(
     *,
     query: Sequence[int] | None = None,
     protected: Sequence[int] = (),
+    image_sizes: Sequence[Sequence[int]] | None = None,
 ) -> Layout:
     """Describe one prompt for use with a stock model: each run of image tokens is an image.
+
+    Row breaks and the text between tiles are markup inside an image.
 
     Args:
         model: a supported Hugging Face model
         input_ids: (S,) token ids without padding
         query: positions of the query's words; by default all text after the last candidate image
         protected: numbers of the images that are context, not candidates
+        image_sizes: (height, width) of each image, as the processor gives them; only LLaVA needs them
 
     Returns:
         The layout to pass to `Pruner.on`.
@@ -36,11 +40,13 @@ def layout_of(
         >>> layout_of(backbone.model, [7, image, image, 8, image, image, 9, 9]).candidates
         (range(1, 3), range(4, 6))
     """
-    family_of(model.config)
+    family = family_of(model.config)
     ids = input_ids.tolist() if isinstance(input_ids, Tensor) else list(input_ids)
     if ids and not isinstance(ids[0], int):
         raise LayoutError("layout_of describes one prompt: pass input_ids[row] without padding")
-    images = _runs(ids, model.config.image_token_id)
+    found = family.images_in(ids, [] if image_sizes is None else [tuple(size) for size in image_sizes])
+    images = [span for span, _ in found]
+    markup = tuple(mark for _, marks in found for mark in marks)
     if not all(0 <= i < len(images) for i in protected):
         raise LayoutError(f"there are {len(images)} images, but {list(protected)} are to be protected")
     candidates = tuple(span for i, span in enumerate(images) if i not in protected)
@@ -50,17 +56,4 @@ def layout_of(
     taken = set[int]().union(*context)
     if query is None:
         query = [p for p in range(candidates[-1].stop, len(ids)) if p not in taken]
-    return Layout(len(ids), candidates, tuple(query), context)
-
-
-def _runs(ids: Sequence[int], token: int) -> list[range]:
-    """Return the runs of one token."""
-    runs: list[range] = []
-    for position, other in enumerate(ids):
-        if other != token:
-            continue
-        if runs and runs[-1].stop == position:
-            runs[-1] = range(runs[-1].start, position + 1)
-        else:
-            runs.append(range(position, position + 1))
-    return runs
+    return Layout(len(ids), candidates, tuple(query), context, markup=markup)

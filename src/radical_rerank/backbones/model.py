@@ -10,7 +10,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from radical_rerank.backbones.families import FAMILIES, TEXT_TYPES, Family
-from radical_rerank.backbones.families.base import ImageFeatures, Pixels
+from radical_rerank.backbones.families import FAMILIES, REFUSED, Family
+from radical_rerank.backbones.families.base import FULL, LINEAR, WINDOW, ImageFeatures, Pixels
 from radical_rerank.backbones.hooks import last_row_only, stopping
 from radical_rerank.backbones.placement import device_of, plain_tensors
 from radical_rerank.embedded import DEFAULT_MODEL as DEFAULT_MODEL
@@ -34,18 +34,27 @@ from radical_rerank.pruning import ModelIdentity
 def family_of(config: Any) -> Family:
     """Return the adapter for a model's configuration, or raise an error that names what is not supported."""
     kind = getattr(config, "model_type", type(config).__name__)
-    text = getattr(getattr(config, "text_config", None), "model_type", None)
+    text: Any = getattr(config, "text_config", None)
     if kind not in FAMILIES:
+        why = f" ({REFUSED[kind]})" if kind in REFUSED else ""
         raise UnsupportedModelError(
-            f"model type {kind!r} is not supported; choose from: {', '.join(sorted(FAMILIES))}"
+            f"model type {kind!r} is not supported{why}; choose from: {', '.join(sorted(FAMILIES))}"
         )
-    if text not in TEXT_TYPES:
+    family, text_type = FAMILIES[kind](config), getattr(text, "model_type", None)
+    if text_type not in family.text_types:
         raise UnsupportedModelError(
-            f"{kind} on a {text!r} text model is not supported; choose from: {', '.join(TEXT_TYPES)}"
+            f"{kind} on a {text_type!r} text model is not supported; choose from: "
+            f"{', '.join(family.text_types)}"
         )
-    if "sliding_attention" in (getattr(config.text_config, "layer_types", None) or ()):
-        raise UnsupportedModelError(f"{kind} with sliding-window attention layers is not supported")
-    return FAMILIES[kind](config)
+    window = WINDOW if getattr(text, "sliding_window", None) else FULL
+    kinds = getattr(text, "layer_types", None) or [window] * text.num_hidden_layers
+    family.kinds = tuple(kinds)
+    family.attending = tuple(layer for layer, own in enumerate(kinds) if own != LINEAR)
+    family.readable = tuple(layer for layer, own in enumerate(kinds) if own == FULL)
+    unknown = sorted(set(kinds) - set(family.known_kinds))
+    if unknown:
+        raise UnsupportedModelError(f"{kind} with layers of {unknown[0].replace('_', ' ')} is not supported")
+    return family
 
 
 def unwrapped(model: Any) -> Any:
@@ -71,21 +80,23 @@ def text_model(model: Any) -> Any:
     """Return the decoder of a supported model. It has `layers`, called with keyword arguments."""
     if not hasattr(model, "config"):
         raise UnsupportedModelError(f"{type(model).__name__} is not a Hugging Face model")
-    family_of(model.config)
-    return base_model(model).language_model
+    return getattr(base_model(model), family_of(model.config).decoder)
 
 
 def decoder_shape(config: Any) -> DecoderShape:
     """Return the decoder's dimensions, for counting costs."""
-    text = config.text_config
-    return DecoderShape(
+    family, text = family_of(config), config.text_config
+    shape = DecoderShape(
         num_layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         heads=text.num_attention_heads,
         kv_heads=text.num_key_value_heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
-        mlp=text.intermediate_size,
+        mlp=getattr(text, "intermediate_size", 0),
     )
+    if set(family.kinds) == {FULL} and not getattr(text, "num_experts", None):
+        return shape
+    return replace(shape, layers=tuple(family.layer_cost(layer, shape) for layer in range(shape.num_layers)))
 
 
 # The identity of a model.
@@ -304,8 +315,7 @@ class Backbone:
 
         It is called before each block of the encoder and each layer of the decoder.
         """
-        base = base_model(self.model)
-        blocks = base.visual.blocks if hasattr(base, "visual") else base.vision_tower.encoder.layer
+        blocks = self.family.encoder_blocks(base_model(self.model))
         return stopping((unwrapped(self.model), self.text), [*blocks, *self.text.layers], stop)
 
     def preprocess(self, image: Image.Image, max_tokens: int) -> Pixels:
@@ -340,7 +350,7 @@ class Backbone:
     @torch.inference_mode()
     def next_token_logits(self, inputs: dict[str, Any]) -> Tensor:
         """Return (B, vocabulary) float32 logits of the token that follows each prompt."""
-        with last_row_only(unwrapped(self.model), self.text):
+        with last_row_only(unwrapped(self.model), self.text, self.family):
             output = self.model(**inputs, logits_to_keep=1, use_cache=False)
         logits: Tensor = output.logits[:, -1].float()
         return logits
@@ -357,7 +367,7 @@ class Backbone:
     @torch.inference_mode()
     def write(self, inputs: dict[str, Any], max_new_tokens: int) -> list[str]:
         """Return the text that the model generates after each prompt, greedily."""
-        with last_row_only(unwrapped(self.model), self.text):
+        with last_row_only(unwrapped(self.model), self.text, self.family):
             output = self.model.generate(
                 **inputs,
                 max_new_tokens=max_new_tokens,

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from radical_rerank.errors import ScoringError
+from radical_rerank.errors import ScoringError, UnsupportedModelError
 from radical_rerank.pruning import Stage, StageView, VisionSignals
 
 if TYPE_CHECKING:
     from radical_rerank.backbones.engine import BatchState
+    from radical_rerank.backbones.families.base import Family
 
 
 class View(StageView):
@@ -28,9 +29,10 @@ class View(StageView):
         entering: Tensor,
         hidden: Tensor,
         keys: LazyTensor,
+        rotary: tuple[Tensor, Tensor] | None,
     ) -> None:
         self._state, self._row, self._module = state, row, layer
-        self._entering, self._hidden, self._keys = entering, hidden, keys
+        self._entering, self._hidden, self._keys, self._rotary = entering, hidden, keys, rotary
         layout = state.layouts[row]
         self.layer, self.rows, self.key = stage.layer, layout.rows, layout.key
         self.alive = state.alive[row]
@@ -55,7 +57,7 @@ class View(StageView):
 
     @property
     def keys(self) -> Tensor:
-        return self._keys()[self._row, :, self._state.slots[self._row]].transpose(0, 1)
+        return self._read_keys()[self._row, :, self._state.slots[self._row]].transpose(0, 1)
 
     @property
     def text_hidden(self) -> Tensor:
@@ -63,7 +65,7 @@ class View(StageView):
 
     @property
     def text_keys(self) -> Tensor:
-        return self._keys()[self._row, :, self._slots_of(self.rows)].transpose(0, 1)
+        return self._read_keys()[self._row, :, self._slots_of(self.rows)].transpose(0, 1)
 
     @property
     def signals(self) -> VisionSignals:
@@ -76,14 +78,16 @@ class View(StageView):
 
     def attention(self, rows: Sequence[int] | None = None) -> Tensor:
         state, row = self._state, self._row
+        keys = self._read_keys()
         slots = self._slots_of(self.rows if rows is None else rows)
         allowed = state.index[row] <= state.index[row, slots][:, None]
         if state.valid is not None:
             allowed = allowed & state.valid[row]
-        cos, sin = (part[row if len(part) > 1 else 0, slots] for part in state.rotary)
-        query = project(self._module, "q", self._entering[row, slots], cos, sin)
+        assert self._rotary is not None
+        cos, sin = (part[row if len(part) > 1 else 0, slots] for part in self._rotary)
+        query = state.family.project(self._module, "q", self._entering[row, slots], cos, sin)
         scaling = self._module.self_attn.scaling
-        attention = row_attention(query, self._keys()[row], scaling, allowed, state.slots[row])
+        attention = row_attention(query, keys[row], scaling, allowed, state.slots[row])
         if not attention.sum().isfinite():
             raise ScoringError(
                 f"the attention of layer {self.layer} is not finite; check the weights, or use bfloat16 or "
@@ -101,6 +105,15 @@ class View(StageView):
 
     def note(self, **facts: float) -> None:
         self.facts.update(facts)
+
+    def _read_keys(self) -> Tensor:
+        """Return (B, KV, n, hd) the layer's keys, or raise an error if its attention cannot be read."""
+        if self.layer not in self._state.family.readable:
+            raise UnsupportedModelError(
+                f"layer {self.layer} has no attention over the whole prompt to read; a method that reads "
+                "attention says so by `reads_attention`, and its stages then go to layers that have it"
+            )
+        return self._keys()
 
     def _slots_of(self, rows: Sequence[int]) -> Tensor:
         """Return where text rows are among the tokens alive."""
@@ -139,39 +152,54 @@ SMALL = 1 << 16
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding by halves. x: (..., heads, n, hd); cos, sin: (..., n, hd)."""
+    """Rotary embedding by halves. x: (..., heads, n, hd); cos, sin: (..., n, hd or less: the rest stays)."""
     cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+    x, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     left, right = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-right, left), dim=-1) * sin
+    turned = x * cos + torch.cat((-right, left), dim=-1) * sin
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
-def project(layer: Any, which: str, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def project(
+    layer: Any,
+    which: str,
+    hidden: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    parts: int = 1,
+    turn: Callable[[Tensor, Tensor, Tensor], Tensor] = rotate,
+) -> Tensor:
     """The layer's own queries ("q") or keys ("k"): its input norm, projection, head norm and rotation.
 
     hidden: (..., n, d); cos, sin: (..., n, hd) -> (..., heads, n, hd).
+    parts: how many vectors the projection gives each head; the first is the query or key
+    turn: the rotation
     """
     attention = layer.self_attn
     states = getattr(attention, f"{which}_proj")(layer.input_layernorm(hidden))
-    states = states.unflatten(-1, (-1, attention.head_dim))
+    states = states.unflatten(-1, (-1, parts * attention.head_dim))[..., : attention.head_dim]
     norm = getattr(attention, f"{which}_norm", None)
     if norm is not None:
         states = norm(states)
-    return rotate(states.transpose(-3, -2), cos, sin)
+    return turn(states.transpose(-3, -2), cos, sin)
 
 
-def all_keys(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`project` "k" of all tokens, in chunks.
+def all_keys(family: Family, layer: Any, hidden: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    """The family's `project` "k" of all tokens, in chunks.
 
     Intermediate values, about 3 d per token, stay near 1% of the H × n × n attention matrix.
 
-    hidden: (B, n, d); cos, sin: (B or 1, n, hd) -> (B, KV, n, hd).
+    hidden: (B, n, d); rotary: cos and sin, (B or 1, n, hd) -> (B, KV, n, hd).
     """
+    assert rotary is not None
+    cos, sin = rotary
     keys = None
     (_, n, d), heads = hidden.shape, layer.self_attn.config.num_attention_heads
     step = max(1, SMALL // (2 * d), heads * n * n // (300 * d))
     for start in range(0, n, step):
         part = slice(start, start + step)
-        chunk = project(layer, "k", hidden[:, part], cos[:, part], sin[:, part])
+        chunk = family.project(layer, "k", hidden[:, part], cos[:, part], sin[:, part])
         if keys is None:
             keys = chunk.new_empty(*chunk.shape[:2], n, chunk.shape[-1])
         keys[:, :, part] = chunk
@@ -203,3 +231,11 @@ def row_attention(query: Tensor, key: Tensor, scaling: float, allowed: Tensor, c
         result[part] = logits.mean(dim=0)[:, columns]
         del logits
     return result
+
+
+def column_means(q: Tensor, k: Tensor, scaling: float) -> Tensor:
+    """(heads, n, hd) each -> (n,) attention received, mean over heads and rows, row chunk by row chunk."""
+    total = q.new_zeros(q.shape[1])
+    for rows in q.split(256, dim=1):
+        total += (rows @ k.transpose(-1, -2) * scaling).softmax(-1).sum(dim=1).mean(dim=0)
+    return total / q.shape[1]

@@ -82,7 +82,7 @@ class RadicalLmms(lmms):  # type: ignore[misc, unused-ignore]
         inputs = backbone.inputs([ids], features)
         if not images:
             return backbone.write(inputs, max_new_tokens)[0]
-        layout = layout_of(backbone.model, torch.tensor(ids))
+        layout = layout_of(backbone.model, torch.tensor(ids), image_sizes=[f.grid for f in features])
         pruner = self.pruner.for_single_image() if len(images) == 1 else self.pruner
         with pruner.on(backbone.model, layout):
             return backbone.write(inputs, max_new_tokens)[0]
@@ -91,7 +91,7 @@ class RadicalLmms(lmms):  # type: ignore[misc, unused-ignore]
         """Return the text of a conversation, with one image token per visual token."""
         tokenizer, (start, end) = self.backbone.tokenizer, self.backbone.family.markup
         mark = tokenizer.convert_ids_to_tokens(self.backbone.image_token_id)
-        images = iter(f"{start}{mark * len(feature.tokens)}{end}" for feature in features)
+        images = iter(f"{start}{feature.text(mark)}{end}" for feature in features)
         turns = [
             {
                 "role": message.role,

@@ -27,6 +27,7 @@ from radical_rerank.method.when import (
 from radical_rerank.method.where import (
     STRATEGIES,
     DecoderShape,
+    LayerCost,
     allot,
     alpha_maximin,
     keep_count,
@@ -41,6 +42,7 @@ from radical_rerank.method.where import (
 __all__ = [
     "STRATEGIES",
     "DecoderShape",
+    "LayerCost",
     "allot",
     "alpha_maximin",
     "arithmetic_fusion",

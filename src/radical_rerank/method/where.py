@@ -195,8 +195,27 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 @dataclass(frozen=True)
+class LayerCost:
+    """What one layer costs.
+
+    per_token, per_pair: multiply-accumulates of each token, and of each pair of tokens (softmax attention)
+    cached: values in the cache for each token, of at most `window` tokens (0: of all)
+    state: values in the cache that do not grow with the tokens (linear attention)
+    """
+
+    per_token: int
+    per_pair: int = 0
+    cached: int = 0
+    window: int = 0
+    state: int = 0
+
+
+@dataclass(frozen=True)
 class DecoderShape:
-    """The dimensions of a decoder: width d, H query and KV key-value heads of size hd, MLP width I."""
+    """The dimensions of a decoder: width d, H query and KV key-value heads of size hd, MLP width I.
+
+    layers: the cost of each layer, if they are not all plain ones: softmax attention and a dense MLP
+    """
 
     num_layers: int
     hidden: int
@@ -204,6 +223,19 @@ class DecoderShape:
     kv_heads: int
     head_dim: int
     mlp: int
+    layers: tuple[LayerCost, ...] = ()
+
+    @property
+    def plain(self) -> LayerCost:
+        """A plain layer's cost: 2·d·H·hd + 2·d·KV·hd + 3·d·I per token, 2·H·hd per pair, 2·KV·hd cached."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        per_token = 2 * self.hidden * query + 2 * self.hidden * key + 3 * self.hidden * self.mlp
+        return LayerCost(per_token, per_pair=2 * query, cached=2 * key)
+
+    @property
+    def costs(self) -> tuple[LayerCost, ...]:
+        """The cost of each layer."""
+        return self.layers or (self.plain,) * self.num_layers
 
 
 def tokens_per_layer(total: int, stages: Sequence[tuple[int, str, int]], num_layers: int) -> list[int]:
@@ -219,15 +251,18 @@ def tokens_per_layer(total: int, stages: Sequence[tuple[int, str, int]], num_lay
 
 
 def macs(counts: Sequence[int], shape: DecoderShape) -> int:
-    """Σ_l n_l (2·d·H·hd + 2·d·KV·hd + 3·d·I) + 2·n_l²·H·hd."""
-    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    linear = 2 * shape.hidden * query + 2 * shape.hidden * key + 3 * shape.hidden * shape.mlp
-    return sum(n * linear + 2 * n * n * query for n in counts)
+    """Σ_l n_l (2·d·H·hd + 2·d·KV·hd + 3·d·I) + 2·n_l²·H·hd, or each layer's own cost."""
+    return sum(
+        n * cost.per_token + n * n * cost.per_pair for n, cost in zip(counts, shape.costs, strict=True)
+    )
 
 
 def kv_bytes(counts: Sequence[int], shape: DecoderShape, bytes_per_value: int = 2) -> int:
-    """Σ_l 2·n_l·KV·hd values of the key-value cache, in bytes."""
-    return sum(2 * n * shape.kv_heads * shape.head_dim * bytes_per_value for n in counts)
+    """Σ_l 2·n_l·KV·hd values of the key-value cache, or each layer's own, in bytes."""
+    values = 0
+    for n, cost in zip(counts, shape.costs, strict=True):
+        values += cost.cached * (min(n, cost.window) if cost.window else n) + cost.state
+    return values * bytes_per_value
 
 
 def saving(part: float, whole: float) -> float:

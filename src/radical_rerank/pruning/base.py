@@ -30,6 +30,8 @@ class Layout:
         protected: ranges of visual tokens that always survive (the reference image of a composed query)
         rows: the text rows whose attention is read; by default all text after the last candidate
         key: a number for this list, so that seeded methods draw differently for each list
+        markup: tokens inside these ranges that show no part of an image, such as row breaks, each with the
+            range of visual tokens it belongs to: it leaves with the last of them
 
     Example:
         >>> layout = Layout(length=10, candidates=(range(1, 4), range(5, 7)), query=(8,))
@@ -43,14 +45,17 @@ class Layout:
     protected: tuple[range, ...] = ()
     rows: tuple[int, ...] = ()
     key: int = 0
+    markup: tuple[tuple[int, range], ...] = ()
     positions: Tensor = field(init=False, repr=False, compare=False)
     """(V,) positions of all candidate visual tokens"""
     candidate_of: Tensor = field(init=False, repr=False, compare=False)
     """(V,) the candidate of each of these tokens"""
 
     def __post_init__(self) -> None:
-        sizes = torch.tensor([len(candidate) for candidate in self.candidates], dtype=torch.long)
-        every = [p for candidate in self.candidates for p in candidate]
+        marks = {position for position, _ in self.markup}
+        visual = [[p for p in candidate if p not in marks] for candidate in self.candidates]
+        sizes = torch.tensor([len(own) for own in visual], dtype=torch.long)
+        every = [p for own in visual for p in own]
         object.__setattr__(self, "positions", torch.tensor(every, dtype=torch.long))
         object.__setattr__(self, "candidate_of", torch.arange(len(sizes)).repeat_interleave(sizes))
         self._check()
@@ -69,12 +74,15 @@ class Layout:
             raise LayoutError("no text follows the last candidate, so no row can judge the images")
         if not self.query:
             raise LayoutError("the layout names no query tokens")
-        images = set(self.positions.tolist())
+        images = set[int]().union(*self.candidates)
         if taken & images:
             raise LayoutError("a protected token is inside a candidate")
         shown = [p for p in (*self.query, *self.rows) if p in images or p in taken]
         if shown:
             raise LayoutError(f"position {shown[0]} is an image's, not the query's or a text row's")
+        for position, row in self.markup:
+            if position not in images | taken or not set(row) <= images | taken:
+                raise LayoutError(f"the markup at position {position} is not inside an image")
         beyond = [p for p in (*self.query, *self.rows, end - 1, *taken) if not 0 <= p < self.length]
         if beyond and self.candidates:
             raise LayoutError(f"position {beyond[0]} is outside a prompt of {self.length} tokens")
@@ -272,6 +280,8 @@ class Pruner:
     keep: float = 0.2
 
     summary: ClassVar[str] = ""
+    reads_attention: ClassVar[bool] = True
+    """the method reads the attention or the keys of its layers: only layers that have them will do"""
     reads_encoder: ClassVar[bool] = False
     """the method reads `view.signals`"""
     resizes: ClassVar[bool] = False

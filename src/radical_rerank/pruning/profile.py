@@ -39,9 +39,10 @@ class ModelIdentity:
 class Profile:
     """The trust profile of a model: H_norm and α of its layers.
 
-    A measured profile has all layers, and the fingerprint of the model it was measured on: it is used for
-    that model only. A published one may have only some layers and no H_norm. It is used for models with its
-    name and decoder shape. If it has no α either, it is a schedule: the layers that α-Maximin chose.
+    A measured profile has all layers with attention, and the fingerprint of the model it was measured on: it
+    is used for that model only. A published one may have only some layers and no H_norm. It is used for
+    models with its name and decoder shape. If it has no α either, it is a schedule: the layers that
+    α-Maximin chose.
 
     Args:
         model: the model's name
@@ -77,11 +78,21 @@ class Profile:
 
     @classmethod
     def measured(
-        cls, model: str, h_norm: Sequence[float], lists: int, source: str, fingerprint: str | None = None
+        cls,
+        model: str,
+        h_norm: Sequence[float],
+        lists: int,
+        source: str,
+        fingerprint: str | None = None,
+        *,
+        layers: Sequence[int] | None = None,
     ) -> Profile:
-        """Make a profile from H_norm of every layer: α(l) = (H_norm(l) − H_min) / (1 − H_min)."""
+        """Make a profile from H_norm of every layer: α(l) = (H_norm(l) − H_min) / (1 − H_min).
+
+        layers: those that have attention, if not all do
+        """
         alpha = trust(torch.tensor(h_norm, dtype=torch.float64)).tolist()
-        layers = tuple(range(len(h_norm)))
+        layers = tuple(range(len(h_norm)) if layers is None else layers)
         return cls(model, layers, tuple(alpha), tuple(h_norm), min(h_norm), lists, source, fingerprint)
 
     def alpha_at(self, layer: int) -> float:

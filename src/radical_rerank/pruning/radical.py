@@ -133,7 +133,9 @@ class RaDiCal(Pruner):
             raise CalibrationError("RaDiCal needs the model's trust profile: pass profile=")
         if chosen is None:
             assert profile is not None
-            if profile.layers != tuple(range(num_layers)):
+            self._check_depth(profile, num_layers)
+            # A measured profile has all layers whose attention can be read.
+            if profile.h_norm is None and profile.layers != tuple(range(num_layers)):
                 self._check_partial(profile, num_layers)
             if profile.alpha:
                 choose = STRATEGIES[self.strategy]
@@ -147,13 +149,15 @@ class RaDiCal(Pruner):
         keep = keep_ratio(self.keep, len(chosen))
         return [Stage(layer, keep) for layer in sorted(chosen)]
 
-    def _check_partial(self, profile: Profile, num_layers: int) -> None:
-        """Check that a profile of some layers, as published, fits the model and the options."""
+    def _check_depth(self, profile: Profile, num_layers: int) -> None:
         if profile.layers[-1] >= num_layers:
             raise CalibrationError(
                 f"the profile of {profile.model} has a value for layer {profile.layers[-1]}, "
                 f"but the model has {num_layers} layers"
             )
+
+    def _check_partial(self, profile: Profile, num_layers: int) -> None:
+        """Check that a profile of some layers, as published, fits the options."""
         known = f"the profile of {profile.model} has {len(profile.layers)} of {num_layers} layers"
         if self.strategy not in ("alpha_maximin", "deep_only"):
             raise CalibrationError(

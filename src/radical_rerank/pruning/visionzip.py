@@ -34,6 +34,7 @@ class VisionZip(Pruner):
     dominant: float = 54 / 64
 
     summary: ClassVar[str] = "before the decoder: tokens the vision encoder attends to, the rest merged"
+    reads_attention: ClassVar[bool] = False
     reads_encoder: ClassVar[bool] = True
 
     def stages(self, num_layers: int) -> list[Stage]:

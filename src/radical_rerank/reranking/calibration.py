@@ -35,7 +35,7 @@ class EntropyProbe(Pruner):
 
     keep: float = 1.0
     h_norm: list[list[float]] = field(default_factory=list)
-    """per layer, one value per list"""
+    """per layer, one value per list; none for a layer whose attention cannot be read"""
 
     def stages(self, num_layers: int) -> list[Stage]:
         self.h_norm = self.h_norm or [[] for _ in range(num_layers)]
@@ -124,8 +124,9 @@ def calibrate(
             raise CalibrationError(f"{backbone.name} cannot be calibrated: {error}") from None
     if not probe.h_norm:
         raise CalibrationError("calibration needs at least one list")
-    h_norm = [sum(values) / len(values) for values in probe.h_norm]
-    return Profile.measured(backbone.name, h_norm, count, source, backbone.fingerprint)
+    layers = [layer for layer, values in enumerate(probe.h_norm) if values]  # those that have attention
+    h_norm = [sum(probe.h_norm[layer]) / len(probe.h_norm[layer]) for layer in layers]
+    return Profile.measured(backbone.name, h_norm, count, source, backbone.fingerprint, layers=layers)
 
 
 def profile_of(model: Any) -> Profile:
@@ -169,7 +170,7 @@ def _measure(
     if asking.scorer != "pointwise":
         images = images[: template.window]
     features = backbone.encode([backbone.preprocess(image, asking.max_image_tokens) for image in images])
-    sizes = [len(feature.tokens) for feature in features]
+    sizes = [feature.rows or len(feature.tokens) for feature in features]
     if asking.scorer == "pointwise":
         prompts = [build_pair(backbone, template, query, size) for size in sizes]
         each = [[feature] for feature in features]

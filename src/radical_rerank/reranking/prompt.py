@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radical_rerank.backbones import Backbone
+from radical_rerank.backbones import Backbone, Size
 from radical_rerank.backbones.model import folder_of
 from radical_rerank.errors import InputError, OutOfWorldWarning, ScoringError
 from radical_rerank.pruning import Layout
@@ -156,7 +156,12 @@ class PromptTemplate:
     @classmethod
     def of(cls, backbone: Backbone) -> PromptTemplate:
         """Return the model's own template, if its folder has one, else its family's."""
-        return cls.load(own_template(backbone) or backbone.model.config.model_type)
+        own = own_template(backbone)
+        if own is not None:
+            return cls.load(own)
+        kind = backbone.model.config.model_type
+        shipped = resources.files("radical_rerank.reranking") / "templates" / f"{kind}.json"
+        return cls.load(kind if shipped.is_file() else "default")
 
     @classmethod
     def load(cls, source: str | Path | dict[str, Any]) -> PromptTemplate:
@@ -251,9 +256,9 @@ def build_prompt(
     backbone: Backbone,
     template: PromptTemplate,
     query: str,
-    image_sizes: Sequence[int],
+    image_sizes: Sequence[Size],
     *,
-    reference_size: int | None = None,
+    reference_size: Size | None = None,
     generate: bool = False,
 ) -> Prompt:
     """Build the prompt for a query and candidates with these numbers of visual tokens.
@@ -263,8 +268,8 @@ def build_prompt(
         template: the words of the prompt
         query: the query's text. It is tokenized apart, with special tokens as plain text: no query can forge
             markup. Words that the tokenizer does not know give an OutOfWorldWarning
-        image_sizes: visual tokens of each candidate
-        reference_size: visual tokens of the reference image of a composed query
+        image_sizes: visual tokens of each candidate, or rows of them (`ImageFeatures.rows`)
+        reference_size: the same of the reference image of a composed query
         generate: ask for the whole order, not for the best candidate
 
     Returns:
@@ -346,6 +351,7 @@ def _prompt(
     _warn_of_unknown_words(tokenizer, query)
     ids = _begin_of_text(tokenizer, text)
     images: list[range] = []
+    markup: list[tuple[int, range]] = []
     words: tuple[int, ...] = ()
     remaining = iter(sizes)
     head, _, tail = text.partition(_QUERY)
@@ -353,8 +359,9 @@ def _prompt(
     after, rest = _cut(tokenizer, tail, last=False)
     for part in re.split(f"([{_IMAGE}{_QUERY}])", f"{lead}{_QUERY}{rest}"):
         if part == _IMAGE:
-            images.append(range(len(ids), len(ids) + next(remaining)))
-            ids += [backbone.image_token_id] * len(images[-1])
+            start = len(ids)
+            markup += _place_image(backbone, ids, next(remaining))
+            images.append(range(start, len(ids)))
         elif part == _QUERY:
             own, where = _encode_query(tokenizer, before, query, after)
             words = tuple(len(ids) + number for number in where)
@@ -366,10 +373,28 @@ def _prompt(
     ids += template.end
     identifiers = list(_identifier_ids(tokenizer, re.split(f"[{_IMAGE}{_QUERY}]", text)[-1], tuple(names)))
     protected = (images.pop(0),) if composed else ()
-    seed = f"{query} {list(sizes)}" + (f" {place}" if place else "")
-    key = hashlib.blake2b(seed.encode(), digest_size=4).digest()
-    layout = Layout(len(ids), tuple(images), words, protected, key=int.from_bytes(key, "big"))
+    counts = [size if isinstance(size, int) else sum(row.tokens for row in size) for size in sizes]
+    seed = f"{query} {counts}" + (f" {place}" if place else "")
+    digest = hashlib.blake2b(seed.encode(), digest_size=4).digest()
+    key = int.from_bytes(digest, "big")
+    layout = Layout(len(ids), tuple(images), words, protected, key=key, markup=tuple(markup))
     return Prompt(ids, layout, identifiers)
+
+
+def _place_image(backbone: Backbone, ids: list[int], size: Size) -> list[tuple[int, range]]:
+    """Add an image's placeholders to `ids`. Returns its markup, as `Layout` takes it."""
+    if isinstance(size, int):
+        ids += [backbone.image_token_id] * size
+        return []
+    markup: list[tuple[int, range]] = []
+    for row in size:
+        before, after = (_encode(backbone.tokenizer, text) for text in (row.before, row.after))
+        start = len(ids) + len(before)
+        span = range(start, start + row.tokens)
+        end = (*[backbone.image_token_id] * row.ends, *after)
+        markup += [(p, span) for p in (*range(len(ids), start), *range(span.stop, span.stop + len(end)))]
+        ids += [*before, *[backbone.image_token_id] * row.tokens, *end]
+    return markup
 
 
 def _warn_of_unknown_words(tokenizer: Any, text: str) -> None:

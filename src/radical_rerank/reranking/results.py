@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any, overload
 
-import torch
-
 from radical_rerank.backbones import Block, ImageFeatures
 from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
 from radical_rerank.pruning import Layout, PrunedStage
@@ -369,7 +367,7 @@ def _joined_stage(same: Sequence[StageReport]) -> StageReport:
 
 
 def _stage_report(stage: PrunedStage, layout: Layout) -> StageReport:
-    sizes = torch.tensor([len(candidate) for candidate in layout.candidates])
+    sizes = layout.candidate_of.bincount(minlength=len(layout.candidates))
     ends = sizes.cumsum(0)
     tokens = stage.survivors.cpu()
     owners = layout.candidate_of[tokens]

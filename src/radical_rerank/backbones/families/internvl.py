@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,18 +13,17 @@ from PIL import Image
 from torch import Tensor
 
 from radical_rerank.backbones.families.base import WHOLE, Block, Family, ImageFeatures, Pixels
+from radical_rerank.backbones.families.towers import by_size
 from radical_rerank.backbones.hooks import watching
 from radical_rerank.backbones.placement import device_of
 from radical_rerank.pruning import VisionSignals
 
 
-@dataclass
 class InternVL(Family):
     """InternVL 2.5 (converted), 3 and 3.5 in their -hf form: square tiles, pixel shuffle, plain RoPE."""
 
     markup: ClassVar[tuple[str, str]] = ("<img>", "</img>")
-
-    config: Any
+    text_types: ClassVar[tuple[str, ...]] = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         options, blocks = self._tiles(processor, image.size, max_tokens)
@@ -67,14 +66,9 @@ class InternVL(Family):
         return {"crop_to_patches": True, "max_patches": most}, blocks
 
     def encode(self, base: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
-        encoded: dict[int, ImageFeatures] = {}
-        for size in {p.values.shape[1:] for p in pixels}:  # tiles of one size run together
-            same = [i for i, p in enumerate(pixels) if p.values.shape[1:] == size]
-            batch = self._encode(base, [pixels[i] for i in same], signals)
-            encoded |= dict(zip(same, batch, strict=True))
-        return [encoded[i] for i in range(len(pixels))]
+        return by_size(partial(self._encode, base, signals), pixels)
 
-    def _encode(self, base: Any, pixels: Sequence[Pixels], signals: bool) -> list[ImageFeatures]:
+    def _encode(self, base: Any, signals: bool, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
         values = torch.cat([p.values for p in pixels]).to(device_of(base.vision_tower))
         attention = base.vision_tower.encoder.layer[-1].attention
         watch: AbstractContextManager[dict[str, Any]] = nullcontext({})
@@ -116,6 +110,5 @@ class InternVL(Family):
         tiles = torch.cat([f.tokens for f in features])[None]
         return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=tiles)}}
 
-    def positions(self, mask: Tensor) -> Tensor | None:
-        # Counted from the first real token: keys of a padded prompt are then those of the prompt alone.
-        return (mask.cumsum(dim=1) - 1).clamp(min=0) if not mask.all() else None
+    def encoder_blocks(self, base: Any) -> Sequence[Any]:
+        return list(base.vision_tower.encoder.layer)

@@ -1,11 +1,10 @@
-"""Qwen3-VL and Qwen2.5-VL."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -15,17 +14,20 @@ from torch import Tensor
 from radical_rerank.backbones.families.base import WHOLE, Block, Family, ImageFeatures, Pixels
 from radical_rerank.backbones.hooks import watching
 from radical_rerank.backbones.placement import device_of
-from radical_rerank.backbones.view import rotate
+from radical_rerank.backbones.view import column_means, rotate
 from radical_rerank.pruning import VisionSignals
 
 
-@dataclass
 class QwenVL(Family):
-    """Qwen3-VL and Qwen2.5-VL: images of any size, merged 2 × 2, M-RoPE; DeepStack on Qwen3-VL."""
+    """Qwen2-VL, 2.5-VL and 3-VL: images of any size, merged 2 × 2, M-RoPE; DeepStack on Qwen3-VL."""
 
     markup: ClassVar[tuple[str, str]] = ("<|vision_start|>", "<|vision_end|>")
-
-    config: Any
+    text_types: ClassVar[tuple[str, ...]] = (
+        "qwen2_vl_text",
+        "qwen2_5_vl_text",
+        "qwen3_vl_text",
+        "qwen3_vl_moe_text",
+    )
 
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         least, most = self._pixels(processor, max_tokens)
@@ -87,7 +89,7 @@ class QwenVL(Family):
         for p in pixels:
             part = slice(start, start + math.prod(p.grid))
             start = part.stop
-            received = _column_means(q[:, part], k[:, part], attention.scaling)
+            received = column_means(q[:, part], k[:, part], attention.scaling)
             keys = k[:, part].mean(dim=0)
             own_signals.append(
                 VisionSignals(received.view(-1, group).mean(-1), keys.unflatten(0, (-1, group)).mean(1))
@@ -127,13 +129,8 @@ class QwenVL(Family):
             "mm_token_type_ids": (input_ids == self.config.image_token_id).int(),
         }
 
+    def encoder_blocks(self, base: Any) -> Sequence[Any]:
+        return list(base.visual.blocks)
+
     def positions(self, mask: Tensor) -> Tensor | None:
         return None
-
-
-def _column_means(q: Tensor, k: Tensor, scaling: float) -> Tensor:
-    """(heads, n, hd) each -> (n,) attention received, mean over heads and rows, row chunk by row chunk."""
-    total = q.new_zeros(q.shape[1])
-    for rows in q.split(256, dim=1):
-        total += (rows @ k.transpose(-1, -2) * scaling).softmax(-1).sum(dim=1).mean(dim=0)
-    return total / q.shape[1]

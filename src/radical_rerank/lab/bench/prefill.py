@@ -212,7 +212,8 @@ class Bench:
 
     def one_row(self, pruner: Pruner) -> None:
         """Run the model with a pruning method, and its last layer for the last row only."""
-        with pruner.on(self.model, self.layout, [self.signals]), last_row_only(self.model, self.decoder):
+        one_row = last_row_only(self.model, self.decoder, family_of(self.model.config))
+        with pruner.on(self.model, self.layout, [self.signals]), one_row:
             self.forward()
 
     def counts(self, pruner: Pruner) -> list[int]:
