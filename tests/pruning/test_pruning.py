@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from radical_rerank.backbones import Backbone, decoder_shape, layout_of
 from radical_rerank.errors import CalibrationError, InputError, LayoutError
 from radical_rerank.lab.experiments.definitions import ABLATION, EXPERIMENTS
-from radical_rerank.method import STRATEGIES, DecoderShape, discriminative_importance, keep_ratio
+from radical_rerank.method import STRATEGIES, DecoderShape, keep_ratio, signed_prior
 from radical_rerank.pruning import (
     METHODS,
     Layout,
@@ -219,9 +219,9 @@ def test_the_prior_is_computed_once_per_list(monkeypatch: pytest.MonkeyPatch) ->
 
     def counted(*args: Any, **options: Any) -> torch.Tensor:
         calls.append(1)
-        return discriminative_importance(*args, **options)
+        return signed_prior(*args, **options)
 
-    monkeypatch.setattr(radical, "discriminative_importance", counted)
+    monkeypatch.setattr(radical, "signed_prior", counted)
     assert len(survivors(RaDiCal(keep=0.3, profile=PROFILE))) == 4
     assert len(calls) == 1
 

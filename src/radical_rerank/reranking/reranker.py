@@ -199,7 +199,8 @@ class Reranker:
         if preset == "auto":  # a template of the user's or the model's own comes first
             preset = Preset.of(model) if template is None and own_template(model) is None else None
         assert preset is None or isinstance(preset, Preset)
-        self.template = choose_template(model, template, preset and preset.template, instruction)
+        words = None if preset is None else preset.template
+        self.template = choose_template(model, template, words, instruction)
         self._head = None
         if self.template.head is not None:
             self._head = load_head(model.name, self.template.head.weights).to(model.device)
@@ -461,9 +462,9 @@ class Reranker:
         clock.add("selection", selection - prior)
         clock.add("decoder", -selection)
         with clock("scoring"):
-            read = {"generate": self._read_order, "pointwise": self._read_pair}.get(
-                self.scorer, Prompt.scores
-            )
+            read: Callable[[Prompt, Any], Answer] = Prompt.scores
+            if self.scorer != "logits":
+                read = self._read_order if self.scorer == "generate" else self._read_pair
             answers = list(map(read, prompts, output))
         reports = [
             make_report(
