@@ -38,8 +38,6 @@ STAGES = (
 """EfficientNet-lite0: (blocks, kernel, stride of the first, expansion, channels) of each stage"""
 STEM, MIDDLE, HEAD = 32, 112, 1280
 """channels after the stem, of the map at half the stride, and of the last map"""
-SURE = 8.0
-"""how much a class name says in a cell's first description, beside the learned part of norm 1 or so"""
 
 
 class LiteVisionConfig(InternVLVisionConfig):  # type: ignore[misc]
@@ -47,15 +45,15 @@ class LiteVisionConfig(InternVLVisionConfig):  # type: ignore[misc]
 
     Args:
         num_classes: named things that the classifier tells apart
-        named: how much their names say in a token, beside what the attention blocks make of it
-        pooled: how much the whole picture says in a token
+        named: how much their names say in a token, beside what the attention blocks make of it; 0 for nothing
+        pooled: how much the whole picture says in a token; 0 for nothing
     """
 
     model_type = "lite_vision"
 
     num_classes: int = 1000
-    named: float = 1.5
-    pooled: float = 1.0
+    named: float = 0.0
+    pooled: float = 0.0
 
 
 class SameConv(nn.Conv2d):
@@ -135,7 +133,7 @@ class LiteCells(nn.Module):
         probable = (self.classifier(last) / 2).softmax(dim=-1)
         named = linear(probable, self.names.weight if names is None else names)
         seen: Tensor = self.project(torch.cat([last, fine], dim=-1))
-        return SURE * named + seen, named
+        return named + seen, named
 
 
 class LiteVisionEmbeddings(InternVLVisionEmbeddings):  # type: ignore[misc]
@@ -153,8 +151,8 @@ class LiteVisionEmbeddings(InternVLVisionEmbeddings):  # type: ignore[misc]
 class LiteVisionModel(InternVLVisionModel):  # type: ignore[misc]
     """The tower: cells, then InternVL's attention blocks without position embeddings.
 
-    The names of the classes bypass the blocks, so that things which no caption names keep their place in the
-    space of words. Every token then gets a share of the whole picture.
+    The names of the classes may bypass the blocks, so that things which no caption names keep their place in
+    the space of words, and every token may get a share of the whole picture.
     """
 
     config_class = LiteVisionConfig
@@ -171,13 +169,17 @@ class LiteVisionModel(InternVLVisionModel):  # type: ignore[misc]
         return BaseModelOutputWithPooling(last_hidden_state=self.describe(*maps))
 
     def describe(self, last: Tensor, fine: Tensor, names: Tensor | None = None) -> Tensor:
-        """Return (B, 1 + M, d) of norm 1: the picture, then its cells. For the arguments see `LiteCells`."""
+        """Return (B, 1 + M, d): the picture, then its cells. For the arguments see `LiteCells.describe`."""
         cells, named = self.embeddings.patch_embeddings.describe(last, fine, names)
-        states = self.encoder(self.embeddings.with_class_token(cells)).last_hidden_state
-        named = torch.cat([named.mean(dim=1, keepdim=True), named], dim=1)
-        tokens = normalize(normalize(states, dim=-1) + self.config.named * named, dim=-1)
-        picture = tokens[:, :1]
-        return torch.cat([picture, normalize(tokens[:, 1:] + self.config.pooled * picture, dim=-1)], dim=1)
+        tokens: Tensor = self.encoder(self.embeddings.with_class_token(cells)).last_hidden_state
+        if self.config.named:
+            named = torch.cat([named.mean(dim=1, keepdim=True), named], dim=1)
+            tokens = normalize(tokens, dim=-1) + self.config.named * named
+        if self.config.pooled:
+            tokens = normalize(tokens, dim=-1)
+            picture = tokens[:, :1]
+            tokens = torch.cat([picture, tokens[:, 1:] + self.config.pooled * picture], dim=1)
+        return tokens
 
 
 class InternVLLiteConfig(InternVLConfig):  # type: ignore[misc]

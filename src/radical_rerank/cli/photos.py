@@ -55,15 +55,21 @@ def photos_evaluate(
         typer.Option(help="The model in a folder of `radical photos train`; by default the one that ships."),
     ] = "photos",
     lists: Annotated[int, typer.Option(min=1, help="Lists of the dev split per figure.")] = 1000,
+    stamps: Annotated[
+        str | None,
+        typer.Option(help="The folder of Tux Paint's stamps; by default where Debian's package has it."),
+    ] = None,
     out: FiguresFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the figures of the model card on photographs that it was not trained on."""
     from radical_rerank.backbones import Backbone
     from radical_rerank.embedded.photos.figures import PhotoEvaluation
+    from radical_rerank.embedded.photos.pictures import STAMPS
 
-    path = Path(out) if out else None
-    figures = PhotoEvaluation(Backbone.from_pretrained(model), lists, path, bar, data=data).run()
+    path, folder = Path(out) if out else None, Path(stamps) if stamps else STAMPS
+    backbone = Backbone.from_pretrained(model)
+    figures = PhotoEvaluation(backbone, lists, path, bar, data=data, stamps=folder).run()
     print_figures(figures, f"{model}, {lists} lists", as_json)
 
 

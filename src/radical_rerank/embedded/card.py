@@ -19,7 +19,8 @@ _LABELS = {
     "signals": "",
     "questions": "right answers, ",
     "first stage": "first stage, ",
-    "plain words": "plain words, right picture first, ",
+    "plain words": "plain words, right picture first of {pictures:.0f}, {queries:.0f} queries, ",
+    "class names": "names in no caption, right picture first of {pictures:.0f}, {queries:.0f} queries, ",
 }
 
 
@@ -72,6 +73,7 @@ def write_card(world: str, folder: str | Path, commit: str, remark: str = "") ->
 def _training_facts(path: Path) -> dict[str, Any]:
     """Return the number of steps, the minutes of computing, and the last validation."""
     log = [json.loads(line) for line in _text(path).splitlines()]
+    log = [record for record in log if "seconds" in record]  # the others are figures, not steps
     # The time of a step during which the process was paused says nothing about training.
     usual = sorted(record["seconds"] for record in log)[len(log) // 2]
     paused = sum(record["seconds"] > PAUSE * usual for record in log)
@@ -97,7 +99,7 @@ def _ranking_rows(figures: dict[str, dict[str, float]]) -> list[str]:
 
 def _signal_rows(figures: dict[str, dict[str, float]]) -> list[str]:
     rows = [
-        f"| {_LABELS[name]}{key} | {value:.3f} |"
+        f"| {_LABELS[name].format(**values)}{key} | {value:.3f} |"
         for name, values in figures.items()
         if name in _LABELS
         for key, value in values.items()

@@ -196,7 +196,7 @@ def make_optimizers(parameters: Parameters, lr: float, *, tables: float = 1.0) -
     embedded = [p for name, p in parameters if name.endswith(names)]
     matrices = [p for name, p in parameters if p.ndim == 2 and not name.endswith(names)]
     others = [p for name, p in parameters if p.ndim != 2 and not name.endswith(names)]
-    groups = [{"params": others}, {"params": embedded, "scale": tables}]
+    groups: list[dict[str, Any]] = [{"params": others}, {"params": embedded, "scale": tables}]
     return [
         Muon(matrices, lr, weight_decay=0.01),
         torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.97), weight_decay=0.0),

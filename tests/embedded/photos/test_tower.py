@@ -10,7 +10,12 @@ from torch.nn.functional import batch_norm, conv2d, pad, relu6
 from radical_rerank.backbones import lite_vision
 from radical_rerank.backbones.lite_vision import STAGES, LiteCells, LiteVisionConfig
 from radical_rerank.embedded.photos.training import sources
-from radical_rerank.embedded.photos.training.model import class_directions, class_tokens, make_tokenizer
+from radical_rerank.embedded.photos.training.model import (
+    SURE,
+    class_embeddings,
+    class_tokens,
+    make_tokenizer,
+)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +85,7 @@ def test_a_cell_that_is_sure_is_described_by_its_name(cells: LiteCells) -> None:
         nearest = torch.cdist(named[0], cells.names.weight.T).argmin(dim=-1)
     assert chosen.tolist() == [207, 963]
     assert nearest.tolist() == [207, 963]
-    torch.testing.assert_close(described, lite_vision.SURE * named)
+    torch.testing.assert_close(described, named)
 
 
 def test_tokens_hold_their_names_and_the_picture() -> None:
@@ -107,7 +112,7 @@ def test_tokens_hold_their_names_and_the_picture() -> None:
         torch.testing.assert_close(tokens[n, 0], picture)
         for m in range(9):
             cell = unit(unit(states[n, 1 + m]) + 1.5 * named[n, m])
-            torch.testing.assert_close(tokens[n, 1 + m], unit(cell + 0.5 * picture))
+            torch.testing.assert_close(tokens[n, 1 + m], cell + 0.5 * picture)
     assert torch.equal(same, tokens)
     assert not torch.allclose(other, tokens)
 
@@ -133,12 +138,12 @@ def test_a_name_is_the_mean_direction_of_its_words() -> None:
     words = sources.minilm_words(192, sources.class_names())
     tokenizer = make_tokenizer(words)
     table = torch.randn(len(tokenizer), 256, generator=torch.Generator().manual_seed(0))
-    directions = class_directions(table, class_tokens(tokenizer))
+    directions = class_embeddings(table, class_tokens(tokenizer))
     assert directions.shape == (192, 1000)
     ids = tokenizer("golden retriever", add_special_tokens=False)["input_ids"]
     mean = sum(table[i, :192] / table[i, :192].norm() for i in ids)
     assert isinstance(mean, Tensor)
-    torch.testing.assert_close(directions[:, 207], mean / mean.norm())
+    torch.testing.assert_close(directions[:, 207], SURE * mean / mean.norm())
 
 
 def test_a_missing_source_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ LETTERS = slice(WORD_DIMS, WORD_DIMS + len(IDENTIFIERS))
 MARKUP, TEXT, VISUAL, LETTER = 251, 253, 254, 255
 """dimensions of flags: what kind of token this is"""
 
-SHARPNESS = {"bind": 3.0, "read": 1.1, "answer": 2.0}
+SHARPNESS = {"bind": 3.0, "read": 1.7, "answer": 2.0}
 """the product of the query's and the key's norms, as a multiple of the head's size"""
 LOOKS = (0.3, 0.3, 1.8, 1.8, 1.1, 1.1, 1.1)
 """the same for the layers that look, in turn: attention is more concentrated in some than in others"""
@@ -43,9 +43,19 @@ STRENGTH = {"bind": 1.0, "look": 0.0, "read": 0.75, "answer": 1.0}
 BAND, SLOW, EVEN = (0.0015, 0.03), 3.5e-4, (0.003, 0.02)
 """rotations per position: of the dimensions that tell the nearest identifier from the one before it; at most,
 of those that compare contents; of those that see all words of a query alike"""
-KNEES = ((0.003, 300.0), (0.01, 70.0), (0.03, 22.0), (0.1, 7.0), (0.3, 2.5))
-"""log(m + 0.001) as a sum of ramps: (where a ramp ends, its slope)"""
-GAIN, CENTRE = 0.6, 3.0
+WEIGHED = slice(WORD_DIMS, WORD_DIMS + 26)
+"""the identifiers whose shares are weighed: capital letters. A window has at most 20 candidates"""
+KNEES = (
+    (0.0003, 3190.0),
+    (0.001, 925.0),
+    (0.003, 349.0),
+    (0.01, 114.0),
+    (0.03, 37.0),
+    (0.1, 11.7),
+    (0.3, 3.8),
+)
+"""log(m + 0.0001) as a sum of ramps: (where a ramp ends, its slope)"""
+GAIN, CENTRE = 0.4, 4.0
 """what multiplies the logarithm, and what is added to it; a row's norm must stay about that of its word"""
 TYPICAL = 12.0, 7.5, 13.2
 """after the last reading layer and its norm: a word row's value at an identifier with m = 1, at TEXT, and at
@@ -207,15 +217,15 @@ def _weigh(mlp: Any) -> None:
         return used - 1
 
     for end, slope in KNEES:  # -slope · relu(end − m), relu as a steep SiLU
-        for letter in range(LETTERS.start, LETTERS.stop):
+        for letter in range(WEIGHED.start, WEIGHED.stop):
             row = unit_row()
             gate[row, letter], gate[row, TEXT] = -4 / (end * unit), 4 / text
             up[row, TEXT], up[row, PLAIN] = 1 / text, -0.95 / plain
             down[letter, row] = -GAIN * slope * end / 4
     row = unit_row()
     gate[row, TEXT], up[row, TEXT], up[row, PLAIN] = 4 / text, 1 / text, -0.95 / plain
-    down[LETTERS, row] = GAIN * CENTRE / 4
-    for letter in range(LETTERS.start, LETTERS.stop):  # the shares themselves are taken away
+    down[WEIGHED, row] = GAIN * CENTRE / 4
+    for letter in range(WEIGHED.start, WEIGHED.stop):  # the shares themselves are taken away
         row = unit_row()
         gate[row, TEXT], up[row, letter] = 4 / text, 1.0
         down[letter, row] = -0.66 / 4

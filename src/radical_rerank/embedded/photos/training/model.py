@@ -27,6 +27,10 @@ TEMPLATE = {
     "window": 20,
 }
 """the model's own prompt; it knows no other"""
+SURE = 8.0
+"""the norm of a class name in a cell's first description, beside the learned part of norm 1 or so"""
+NAMED, POOLED = 1.5, 1.0
+"""how much names, and the whole picture, say in a visual token, beside what the attention blocks say"""
 LEAST_WEIGHT = 0.05
 """the norm of words that say nothing about a picture; rare words have norm 1"""
 
@@ -66,6 +70,8 @@ def make_config(tokenizer: Any, *, num_layers: int = 12) -> Any:
             "image_size": [SIDE, SIDE],
             "patch_size": [STRIDE, STRIDE],
             "use_absolute_position_embeddings": False,
+            "named": NAMED / SURE,
+            "pooled": POOLED,
         },
         text_config={
             "model_type": "qwen3",
@@ -126,7 +132,7 @@ def make_model(config: Any, words: Words, weights: Sequence[float], seed: int) -
         cells = model.model.vision_tower.embeddings.patch_embeddings
         cells.load_state_dict(lite0_weights(), strict=False)
         table = model.get_input_embeddings().weight
-        cells.names.weight.copy_(class_directions(table, class_tokens(make_tokenizer(words))))
+        cells.names.weight.copy_(class_embeddings(table, class_tokens(make_tokenizer(words))))
         nn.init.normal_(cells.project.weight, std=0.3 * cells.classifier.in_features**-0.5)
         cells.project.weight[:, cells.classifier.in_features :].mul_(0.3)
         nn.init.zeros_(cells.project.bias)
@@ -148,24 +154,25 @@ def _set_words(model: Any, words: Words, weights: Tensor) -> None:
 
 
 class ClassTokens(NamedTuple):
-    """The tokens of the class names: the class of each, and its id."""
+    """The words of the class names: (U,) their ids, (classes, U) how often each is in each name."""
 
-    owner: Tensor
-    token: Tensor
+    ids: Tensor
+    counts: Tensor
 
 
 def class_tokens(tokenizer: Any) -> ClassTokens:
-    """Return the tokens of the names of the classes."""
-    ids = tokenizer(class_names(), add_special_tokens=False, split_special_tokens=True)["input_ids"]
-    pairs = [(number, token) for number, own in enumerate(ids) for token in own]
-    return ClassTokens(*torch.tensor(pairs).T)
+    """Return the words of the names of the classes."""
+    names = tokenizer(class_names(), add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    ids = sorted({token for name in names for token in name})
+    counts = torch.tensor([[float(name.count(token)) for token in ids] for name in names])
+    return ClassTokens(torch.tensor(ids), counts)
 
 
-def class_directions(table: Tensor, tokens: ClassTokens) -> Tensor:
-    """Return (`WORD_DIMS`, classes) of norm 1: the mean direction of the words of each name."""
-    words = normalize(table[tokens.token, :WORD_DIMS], dim=-1)
-    summed = words.new_zeros(int(tokens.owner.max()) + 1, WORD_DIMS).index_add(0, tokens.owner, words)
-    return normalize(summed, dim=-1).T
+def class_embeddings(table: Tensor, names: ClassTokens) -> Tensor:
+    """Return (`WORD_DIMS`, classes) of norm `SURE`: the mean direction of the words of each name."""
+    # A product, since sums over repeated indices are not the same in every run.
+    words = normalize(table[names.ids, :WORD_DIMS], dim=-1)
+    return SURE * normalize(names.counts @ words, dim=-1).T
 
 
 def _start_projector(projector: Any) -> None:

@@ -32,7 +32,7 @@ from radical_rerank.embedded.photos.training.model import (
     LEAST_WEIGHT,
     SPECIAL,
     TEMPLATE,
-    class_directions,
+    class_embeddings,
     class_tokens,
     make_config,
     make_image_processor,
@@ -183,7 +183,7 @@ class PhotoTraining(Training):
 
     def names(self) -> Tensor:
         """Return the embeddings of the class names, as the word embeddings are now."""
-        return class_directions(self.model.get_input_embeddings().weight, self.corpus.classes)
+        return class_embeddings(self.model.get_input_embeddings().weight, self.corpus.classes)
 
     def encoded(self, features: Features, rows: range) -> Tensor:
         """Return (rows, 1 + M, d) in half precision: the tokens of many photographs."""
@@ -348,6 +348,7 @@ class ListwiseTraining(PhotoTraining):
 
     def held_out_figures(self, count: int = CANDIDATES) -> dict[str, float]:
         """Return MRR@10 on lists of held-out photographs: drawn at random, and what the first stage finds."""
+        count = min(count, len(self.held_out))
         own = np.random.default_rng(self.seed).permutation(np.array(self.held_out))
         shuffled = [[int(n) for n in own[start : start + count]] for start in range(0, len(own), count)]
         drawn = [(pictures, pictures) for pictures in shuffled if len(pictures) == count]
