@@ -1,6 +1,6 @@
 """The only room that knows Hugging Face internals: model families, the engine, loading."""
 
-from radical_rerank.backbones.engine import Run
+from radical_rerank.backbones.engine import Run, stages_of
 from radical_rerank.backbones.families.base import Block, Family, ImageFeatures, Pixels, Row, Size
 from radical_rerank.backbones.heads import load_head
 from radical_rerank.backbones.layout import layout_of
@@ -21,4 +21,5 @@ __all__ = [
     "family_of",
     "layout_of",
     "load_head",
+    "stages_of",
 ]

@@ -58,7 +58,9 @@ class Decoding:
             first = valid.sum(dim=1, keepdim=True)
         decoded = state.cache.get_seq_length(index) - length
         steps = torch.arange(hidden.shape[1], device=hidden.device)
-        return state.family.rotary(state.text, hidden, first + decoded + steps, state.family.kinds[index])
+        kind = state.family.kinds[index]
+        cos, sin = state.family.rotary(state.text, hidden, first + decoded + steps, kind)
+        return cos.to(hidden.device), sin.to(hidden.device)
 
     def _mask(self, index: int, hidden: Tensor) -> Any:
         state = self._state

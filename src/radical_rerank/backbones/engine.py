@@ -73,7 +73,7 @@ class Run:
         sizes = [len(layout.positions) for layout in self._layouts]
         if shares is not None and [len(share.prior) for share in shares] != sizes:
             raise LayoutError("the shares of the list's budget do not fit the candidates' tokens")
-        stages = _stages_of(pruner, len(self._layers), self._family.readable)
+        stages = stages_of(pruner, len(self._layers), self._family.readable)
         self._stages = {(stage.layer, stage.when): stage for stage in stages}
         self._model = model
         self._hooks: Hooks | None = None
@@ -412,9 +412,10 @@ class BatchState:
         rotary = kwargs["position_embeddings"]
         if self.pruned and self.compact:
             rotary = self.family.rotary(self.text, hidden, self.columns, kind)
-        elif self.pruned:
-            rotary = (_take(rotary[0], self.index), _take(rotary[1], self.index))
-        self.rotary[kind] = rotary
+        cos, sin = (part.to(hidden.device) for part in rotary)
+        if self.pruned and not self.compact:
+            cos, sin = _take(cos, self.index), _take(sin, self.index)
+        self.rotary[kind] = cos, sin
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of layer `index` for the tokens that are alive."""
@@ -597,7 +598,7 @@ def _checked(signals: Sequence[VisionSignals] | None, layouts: Sequence[Layout])
     return signals
 
 
-def _stages_of(pruner: Pruner, num_layers: int, readable: Sequence[int]) -> list[Stage]:
+def stages_of(pruner: Pruner, num_layers: int, readable: Sequence[int]) -> list[Stage]:
     """Return a method's stages, checked, and at layers that it can read."""
     stages = pruner.stages(num_layers)
     places = [(stage.layer, stage.when) for stage in stages]

@@ -359,7 +359,7 @@ class Backbone:
     def last_hidden(self, inputs: dict[str, Any]) -> Tensor:
         """Return (B, d) float32 hidden states of each prompt's last token, after the final norm."""
         base = base_model(self.model)
-        with last_row_only(base, self.text):
+        with last_row_only(base, self.text, self.family):
             output = base(**inputs, use_cache=False)
         hidden: Tensor = output.last_hidden_state[:, -1].float()
         return hidden

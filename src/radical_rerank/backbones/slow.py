@@ -31,15 +31,14 @@ def eager(backbone: Backbone) -> Iterator[None]:
 
 
 def attending(backbone: Backbone) -> list[int]:
-    """Return the layers of the decoder that have softmax attention."""
-    return [index for index, layer in enumerate(backbone.text.layers) if hasattr(layer, "self_attn")]
+    """Return the layers of the decoder whose attention can be read."""
+    return list(backbone.family.readable)
 
 
 def maskable(backbone: Backbone) -> list[int]:
     """Return the layers before which tokens can be dropped by a mask: attention alone follows."""
-    last = len(backbone.text.layers) - 1
-    own = attending(backbone)
-    return [index for index in own if set(range(index, last + 1)) <= set(own)]
+    every, own = range(len(backbone.text.layers)), set(backbone.family.attending)
+    return [index for index in attending(backbone) if own.issuperset(every[index:])]
 
 
 @contextmanager

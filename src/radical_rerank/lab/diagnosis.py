@@ -130,7 +130,7 @@ def evidence(
     """
     features = backbone.encode([backbone.preprocess(image, max_image_tokens) for image in images])
     template = template or PromptTemplate.of(backbone)
-    prompt = build_prompt(backbone, template, query, [f.rows or len(f.tokens) for f in features])
+    prompt = build_prompt(backbone, template, query, [feature.size for feature in features])
     probe = AttentionProbe()
     with probe.on(backbone.model, prompt.layout):
         logits = backbone.next_token_logits(backbone.inputs([prompt.ids], features))[0]

@@ -170,7 +170,7 @@ def _measure(
     if asking.scorer != "pointwise":
         images = images[: template.window]
     features = backbone.encode([backbone.preprocess(image, asking.max_image_tokens) for image in images])
-    sizes = [feature.rows or len(feature.tokens) for feature in features]
+    sizes = [feature.size for feature in features]
     if asking.scorer == "pointwise":
         prompts = [build_pair(backbone, template, query, size) for size in sizes]
         each = [[feature] for feature in features]

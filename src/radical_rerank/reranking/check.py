@@ -292,7 +292,7 @@ class _Bench:
         for seed, count in enumerate(CANDIDATES):
             query, images = generated_list(seed, count)
             features = self.model.encode([self.model.preprocess(image, IMAGE_TOKENS) for image in images])
-            prompt = build_prompt(self.model, template, query, [len(own.tokens) for own in features])
+            prompt = build_prompt(self.model, template, query, [own.size for own in features])
             cases.append(_Case(features, prompt))
         return cases
 

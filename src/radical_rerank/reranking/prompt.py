@@ -294,9 +294,9 @@ def build_pair(
     backbone: Backbone,
     template: PromptTemplate,
     query: str,
-    image_size: int,
+    image_size: Size,
     *,
-    reference_size: int | None = None,
+    reference_size: Size | None = None,
     place: int = 0,
 ) -> Prompt:
     """Build the prompt for a query and one candidate (scorer "pointwise").
@@ -335,7 +335,7 @@ def _prompt(
     template: PromptTemplate,
     text: str,
     query: str,
-    sizes: Sequence[int],
+    sizes: Sequence[Size],
     names: Sequence[str],
     *,
     composed: bool,

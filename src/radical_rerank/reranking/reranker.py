@@ -24,7 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from radical_rerank import progress as bars
-from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures, load_head
+from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures, load_head, stages_of
 from radical_rerank.errors import InputError, ScoringError, UnreadableAnswerError
 from radical_rerank.pruning import Look, Profile, Pruner, Share, build
 from radical_rerank.reranking.calibration import measured_profile
@@ -424,7 +424,7 @@ class Reranker:
             for place, (image, index, size) in enumerate(zip(own, work.indices, full, strict=True))
         ]
         with clock("prior"):
-            stages = self.pruner.stages(self.backbone.shape.num_layers)
+            stages = stages_of(self.pruner, self.backbone.shape.num_layers, self.backbone.family.readable)
             shares = self.pruner.pool(partial(self._look, work, features), stages)
         if shares is None:
             return asked
@@ -432,7 +432,7 @@ class Reranker:
 
     def _prompt(self, work: CandidateList, features: Sequence[ImageFeatures], place: int = 0) -> Prompt:
         """Return the prompt of a list; pointwise, of the candidate at this place."""
-        sizes = [len(feature.tokens) for feature in features]
+        sizes = [feature.size for feature in features]
         reference = None if work.reference is None else sizes.pop(0)
         model, template = self.backbone, self.template
         if self.scorer == "pointwise":

@@ -72,6 +72,11 @@ class ImageFeatures:
     rows: tuple[Row, ...] = ()
     end: Tensor | None = None
 
+    @property
+    def size(self) -> Size:
+        """The image in the prompt."""
+        return self.rows or len(self.tokens)
+
     def text(self, mark: str) -> str:
         """Return the image as text. mark: the image token"""
         rows = self.rows or (Row(len(self.tokens)),)

@@ -113,10 +113,8 @@ class Llava(Family):
         return by_size(partial(self._encode, base, signals), pixels)
 
     def _encode(self, base: Any, signals: bool, pixels: list[Pixels]) -> list[ImageFeatures]:
-        values, config = (
-            torch.cat([p.values for p in pixels]).to(device_of(base.vision_tower), base.dtype),
-            self.config,
-        )
+        values = torch.cat([p.values for p in pixels]).to(device_of(base.vision_tower), base.dtype)
+        config = self.config
         wanted, cls = config.vision_feature_layer, config.vision_feature_select_strategy == "default"
         last = wanted if isinstance(wanted, int) else wanted[-1]
         attention = self.encoder_blocks(base)[last].self_attn

@@ -78,10 +78,9 @@ class Mistral3(Family):
         attention = self.encoder_blocks(base)[-1].attention
         watch: AbstractContextManager[dict[str, Any]] = watching(attention) if signals else nullcontext({})
         with watch as seen:
-            sizes = torch.tensor([p.grid for p in pixels], device=device_of(base.vision_tower))
-            output = base.get_image_features(
-                values.to(device_of(base.vision_tower), base.dtype), sizes, return_dict=True
-            )
+            device = device_of(base.vision_tower)
+            sizes = torch.tensor([p.grid for p in pixels], device=device)
+            output = base.get_image_features(values.to(device, base.dtype), sizes, return_dict=True)
         own = self._signals(attention, pixels, seen) if signals else [None] * len(pixels)
         return [
             ImageFeatures(tokens, (), p.grid, p.blocks, s, self._rows(p.grid))
