@@ -289,9 +289,10 @@ def write_tiny(
 ) -> Path:
     """Write a tiny model with tokenizer and image processor, for `from_pretrained(folder)`."""
     folder = Path(folder)
-    tokenizer = tokenizer or tiny_tokenizer()
-    if family in TINY_FAMILIES[6:]:
-        tokenizer.add_tokens([*_MARKUP, "\n"], special_tokens=True)
+    if tokenizer is None:
+        tokenizer = tiny_tokenizer()
+        if family in TINY_FAMILIES[6:]:
+            tokenizer.add_tokens([*_MARKUP, "\n"], special_tokens=True)
     config = tiny_config(
         family,
         num_layers=num_layers,

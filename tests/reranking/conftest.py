@@ -15,7 +15,7 @@ def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Tiny models that know the words of the trained rerankers, with a head like jina-reranker-m0's."""
     root = tmp_path_factory.mktemp("pairs")
     folders = {}
-    for family in ("qwen3_vl", "qwen2_5_vl"):
+    for family in ("qwen3_vl", "qwen2_5_vl", "qwen2_vl", "qwen3_5"):
         folder = write_tiny(root / family, family, tokenizer=pair_tokenizer())
         draw = torch.Generator().manual_seed(7)
         weights = load_file(folder / "model.safetensors")
@@ -33,7 +33,10 @@ def pair_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def pairs(pair_folders: dict[str, Path]) -> dict[str, Backbone]:
-    return {family: Backbone.from_pretrained(folder) for family, folder in pair_folders.items()}
+    loaded = {family: Backbone.from_pretrained(folder) for family, folder in pair_folders.items()}
+    # transformers loads a Qwen3.5 folder's tokenizer as a class of its own, which cuts words otherwise.
+    loaded["qwen3_5"].tokenizer = pair_tokenizer()
+    return loaded
 
 
 @pytest.fixture

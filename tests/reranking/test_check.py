@@ -46,11 +46,13 @@ def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_every_family_passes_every_check(family: str, backbones: dict[str, Backbone]) -> None:
     report = check_model(backbones[family], **SMALL, calibration=[generated_list(0, 3)])
-    assert [one.name for one in report.checks] == NAMES
+    # The tiny Qwen3.5 ends with a linear layer, where no mask hides a token.
+    left_out = ("pruned", "decoding") if family == "qwen3_5" else ()
+    assert [one.name for one in report.checks] == [name for name in NAMES if name not in left_out]
     assert [one for one in report.checks if not one.passed] == []
     assert report.passed
     assert report.profile is not None
-    assert len(report.profile.alpha) == backbones[family].shape.num_layers
+    assert report.profile.layers == backbones[family].family.readable
     assert report.speed["visual_tokens_left"] < report.speed["visual_tokens"]
     assert report.speed["speed_up"] > 0
     assert json.loads(json.dumps(report.to_dict()))["facts"]["torch"] == torch.__version__

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from radical_rerank import METHODS, Query, RaDiCal, Reranker, build
+from radical_rerank import METHODS, PromptTemplate, Query, RaDiCal, Reranker, build
 from radical_rerank.backbones import Backbone, ImageFeatures, Pixels
 from radical_rerank.errors import InputError, LayoutError
 from radical_rerank.method import allot
@@ -23,6 +24,7 @@ from tests.cases import LAYERS, PROFILE, Case, draw_list, first_fast
 from tests.reference import Look as SlowLook
 from tests.reference import Reference, normalised, places, text_averaged
 from tests.reranking.pairs import stock_inputs
+from tests.tiny import TINY_FAMILIES
 
 PRESET = "qwen3-vl-reranker"
 
@@ -37,6 +39,29 @@ def survivors(reranker: Reranker, query: str | Query, images: Sequence[Image.Ima
     report = reranker.rank(query, images).report
     assert report is not None
     return [stage.survivors for stage in report.stages]
+
+
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
+def test_every_family_judges_pairs(family: str, backbones: Mapping[str, Backbone]) -> None:
+    """One budget over the list, in batches of any size; with everything kept, the dense model's scores."""
+    backbone = backbones[family]
+    query, images = pictures(2, 4)
+    layers = backbone.family.readable[-2:]
+    template = replace(PromptTemplate.of(backbone), answers=("A", "B"))  # words of the tiny tokenizer
+    options: dict[str, Any] = {"scorer": "pointwise", "max_image_tokens": 64, "template": template}
+
+    def scores(pruner: Any, batch: int) -> tuple[dict[int, float], Any]:
+        ranking = Reranker(backbone, pruner, pair_batch=batch, **options).rank(query, images)
+        return {result.index: result.score for result in ranking}, ranking.report
+
+    dense, _ = scores("dense", 4)
+    whole, _ = scores(RaDiCal(keep=1, layers=layers, alpha=0.5), 4)
+    assert whole == pytest.approx(dense, abs=1e-5)
+    reports = [scores(RaDiCal(keep=0.3, layers=layers, alpha=0.5), batch) for batch in (1, 3, 4)]
+    for own, report in reports:
+        assert report.visual_tokens_left == math.ceil(round(0.3 * report.visual_tokens, 9))
+        assert own == pytest.approx(reports[0][0], abs=1e-4)
+        assert report.stages[-1].survivors == reports[0][1].stages[-1].survivors
 
 
 # The budget.

@@ -131,7 +131,7 @@ class LiteCells(nn.Module):
             names: (d, classes) the names' embeddings, if not the model's own
         """
         probable = (self.classifier(last) / 2).softmax(dim=-1)
-        named = linear(probable, self.names.weight if names is None else names)
+        named: Tensor = self.names(probable) if names is None else linear(probable, names)
         seen: Tensor = self.project(torch.cat([last, fine], dim=-1))
         return named + seen, named
 
@@ -142,6 +142,11 @@ class LiteVisionEmbeddings(InternVLVisionEmbeddings):  # type: ignore[misc]
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.patch_embeddings = LiteCells(config)
+
+    def forward(self, last: Tensor, fine: Tensor, names: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what `LiteCells.describe` does; the first with the class token, (B, 1 + M, d)."""
+        cells, named = self.patch_embeddings.describe(last, fine, names)
+        return self.with_class_token(cells), named
 
     def with_class_token(self, cells: Tensor) -> Tensor:
         """(B, M, d) -> (B, 1 + M, d)."""
@@ -170,8 +175,8 @@ class LiteVisionModel(InternVLVisionModel):  # type: ignore[misc]
 
     def describe(self, last: Tensor, fine: Tensor, names: Tensor | None = None) -> Tensor:
         """Return (B, 1 + M, d): the picture, then its cells. For the arguments see `LiteCells.describe`."""
-        cells, named = self.embeddings.patch_embeddings.describe(last, fine, names)
-        tokens: Tensor = self.encoder(self.embeddings.with_class_token(cells)).last_hidden_state
+        cells, named = self.embeddings(last, fine, names)
+        tokens: Tensor = self.encoder(cells).last_hidden_state
         if self.config.named:
             named = torch.cat([named.mean(dim=1, keepdim=True), named], dim=1)
             tokens = normalize(tokens, dim=-1) + self.config.named * named

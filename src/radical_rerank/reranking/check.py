@@ -263,7 +263,7 @@ class _Bench:
 
     def plan(self, limit: Tolerance) -> list[tuple[str, str, float, Callable[[], float]]]:
         """Return the checks in their order: name, meaning, tolerance, and what measures the difference."""
-        return [
+        checks = [
             ("keep 1", "logits with every token kept: the stock model's", limit.logits, self.keep_one),
             ("attention", "p of every layer: that of full attention", limit.attention, self.attention),
             ("entropy", "H_norm of every layer: that of full attention", limit.entropy, self.entropy),
@@ -281,6 +281,9 @@ class _Bench:
             ("budget", f"tokens left in rankings at keep {self.keep:g}: ⌈…⌉", 0.0, self.budget),
             ("restored", "logits after all this: the stock model's", limit.logits, self.restored),
         ]
+        if not slow.maskable(self.model):  # linear layers follow every attention: no mask hides a token there
+            checks = [check for check in checks if check[3] not in (self.pruned, self.decoding)]
+        return checks
 
     # The lists.
 
@@ -304,7 +307,7 @@ class _Bench:
     @cached_property
     def stages(self) -> tuple[int, ...]:
         """Two layers to prune at: an early one, within DeepStack's, and a middle one."""
-        layers = slow.maskable(self.model)
+        layers = slow.maskable(self.model) or slow.attending(self.model)
         return tuple(sorted({layers[min(1, len(layers) - 1)], layers[len(layers) // 2]}))
 
     @property
@@ -348,9 +351,10 @@ class _Bench:
     def calibrated(self) -> float:
         # Measured as a ranking would, and compared with the attention of the model's own code.
         small = Reranker(self.model, "dense", max_image_tokens=IMAGE_TOKENS)
-        h_norm = calibrate(small, [generated_list(0, CANDIDATES[0])]).h_norm
+        profile = calibrate(small, [generated_list(0, CANDIDATES[0])])
         self.profile = calibrate(self.model, self.calibration)
-        assert h_norm is not None
+        assert profile.h_norm is not None
+        h_norm = dict(zip(profile.layers, profile.h_norm, strict=True))
         return max(abs(h_norm[layer] - _entropy(p)) for layer, p in self.probed[1].items())
 
     def survivors(self) -> float:
@@ -390,7 +394,7 @@ class _Bench:
             for stage in stages:
                 if stage.layer == layer:
                     dropped = everything - set(stage.survivors.tolist())
-            unseen.append(case.layout.positions[sorted(dropped)].tolist())
+            unseen.append(_gone(case.layout, dropped))
         inputs = self.inputs(case, written=tokens[:-1])
         return ours, slow.masked_logits(self.model, inputs, unseen)[case.layout.length - 1 :]
 
@@ -459,6 +463,12 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
     """‖a − b‖ / ‖b − mean b‖: a constant that is added to all logits changes no probability."""
     scale = (theirs - theirs.mean()).norm()
     return float((ours - theirs.to(ours.device)).norm() / scale.to(ours.device))
+
+
+def _gone(layout: Layout, dropped: set[int]) -> list[int]:
+    """Return the positions of dropped visual tokens, and of markup all of whose row was dropped."""
+    gone = layout.positions[sorted(dropped)].tolist()
+    return gone + [place for place, row in layout.markup if set(row) <= set(gone)]
 
 
 def _elsewhere(p: Tensor, q: Tensor) -> float:
