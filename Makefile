@@ -41,18 +41,23 @@ bench: $(STAMP)
 fuzz: $(STAMP)
 	RADICAL_SCHEMA_CASES=500 $(BIN)/python -m pytest -q tests/service/test_schema.py
 
-# The fast tests run in two processes of one thread, the slow ones in one process with all cores.
+# Fast tests, and slow ones of tiny models, run in two processes of one thread. Those that train, serve or measure time run
+# in one process with all cores.
 FAST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2
-SLOW := $(BIN)/python -m pytest -q -m slow
+TINY := $(addprefix tests/,backbones method pruning reranking)
+SLOW_TINY := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n 2 $(TINY)
+SLOW := $(BIN)/python -m pytest -q -m slow $(addprefix --ignore=,$(TINY))
 
 # Everything that must pass. Coverage is that of the fast tests: measuring it slows the others down.
 test: lint type docs browser
 	$(FAST) --cov --cov-report=term
+	$(SLOW_TINY)
 	$(SLOW)
 
 # The coverage of all tests.
 coverage: $(STAMP) browser
 	$(FAST) --cov --cov-report=
+	$(SLOW_TINY) --cov --cov-append --cov-report=
 	$(SLOW) --cov --cov-append --cov-report=term
 
 # The tests that take a moment each.

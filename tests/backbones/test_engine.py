@@ -285,9 +285,9 @@ def test_text_and_reference_tokens_keep_their_hidden_place() -> None:
 def test_the_model_is_restored(family: str) -> None:
     model = model_of(family)
     case = make_case(family, shapes_of(family))
-    before = hooks_on(model)
     with torch.no_grad():
         first = model(**case.inputs).logits
+        before = hooks_on(model)  # after the first pass: transformers puts hooks of its own on some encoders
         with RaDiCal(keep=0.2, layers=(1, 4), profile=PROFILE).on(model, case.layout):
             assert hooks_on(model) > before
             assert not torch.equal(model(**case.inputs).logits[:, -1], first[:, -1])
