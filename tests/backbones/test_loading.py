@@ -263,14 +263,25 @@ def test_a_tensor_that_stays_behind_is_an_error(monkeypatch: pytest.MonkeyPatch)
         greedy(spread, case.inputs, 1)
 
 
+def quantized_by(library: str) -> Any:
+    """The configuration of a quantizer, which is a library of others."""
+    name, _, option = library.partition(" ")
+    pytest.importorskip(name, reason="a library of others")
+    if name == "bitsandbytes":
+        return {"quant_method": name, option: True}
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["load_in_4bit", "load_in_8bit"])
-def test_a_quantized_model_passes_the_checks(option: str, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes", reason="a library of others")
+@pytest.mark.parametrize("library", ["torchao", "bitsandbytes load_in_4bit", "bitsandbytes load_in_8bit"])
+def test_a_quantized_model_passes_the_checks(library: str, tmp_path: Path) -> None:
+    config = quantized_by(library)
     folder = write_tiny(tmp_path / "model", "qwen3_vl")
-    config = {"quant_method": "bitsandbytes", option: True}
-    backbone = Backbone.from_pretrained(folder, model_kwargs={"quantization_config": config})
-    assert "Linear" in type(backbone.text.layers[0].self_attn.q_proj).__name__
+    backbone = Backbone.from_pretrained(folder, dtype="float32", model_kwargs={"quantization_config": config})
+    assert type(backbone.text.layers[0].self_attn.q_proj.weight) is not torch.nn.Parameter
     assert backbone.fingerprint != Backbone.from_pretrained(folder).fingerprint
     report = check_model(backbone, lists=1, candidates=3, calibration=[generated_list(0, 3)])
     assert [one for one in report.checks if not one.passed] == []
