@@ -226,9 +226,12 @@ class Family(ABC):
     def encoder_blocks(self, base: Any) -> Sequence[Any]:
         """Return the encoder's blocks: a ranking can be stopped between any two of them."""
 
-    @abstractmethod
     def inputs(self, features: Sequence[ImageFeatures], input_ids: Tensor) -> dict[str, Any]:
         """Return the model arguments for these images, given in the order of the prompt(s)."""
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        streams = [feature.stream for feature in features]
+        return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=streams)}}
 
     def positions(self, mask: Tensor) -> Tensor | None:
         """Return positions for a left-padded batch if the model would count the padding, else None.

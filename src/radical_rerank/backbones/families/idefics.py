@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import torch
 from PIL import Image
-from torch import Tensor
 
 from radical_rerank.backbones.families.base import (
     WHOLE,
@@ -118,12 +117,6 @@ class Idefics(Family):
 
     def encoder_blocks(self, base: Any) -> Sequence[Any]:
         return list(base.vision_model.encoder.layers)
-
-    def inputs(self, features: Sequence[ImageFeatures], input_ids: Tensor) -> dict[str, Any]:
-        from transformers.modeling_outputs import BaseModelOutputWithPooling
-
-        tokens = [f.tokens for f in features]
-        return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=tokens)}}
 
     def images_in(self, ids: Sequence[int], grids: Sequence[tuple[int, ...]]) -> list[ImageSpan]:
         rows = [self._rows(grid, self.edge**2) for grid in grids]

@@ -142,12 +142,6 @@ class Llava(Family):
     def encoder_blocks(self, base: Any) -> Sequence[Any]:
         return list(base.vision_tower.encoder.layers)
 
-    def inputs(self, features: Sequence[ImageFeatures], input_ids: Tensor) -> dict[str, Any]:
-        from transformers.modeling_outputs import BaseModelOutputWithPooling
-
-        streams = [f.stream for f in features]
-        return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=streams)}}
-
     def images_in(self, ids: Sequence[int], grids: Sequence[tuple[int, ...]]) -> list[ImageSpan]:
         most = 10**9  # all of the configuration's grids, as the model's own processor uses them
         own = [g if len(g) == 4 or not g[0] else self._grid((g[1], g[0]), most) for g in grids]

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.nn.functional import pad
 
 from radical_rerank.backbones.families.base import (
@@ -115,12 +114,6 @@ class Mistral3(Family):
 
     def encoder_blocks(self, base: Any) -> Sequence[Any]:
         return list(base.vision_tower.transformer.layers)
-
-    def inputs(self, features: Sequence[ImageFeatures], input_ids: Tensor) -> dict[str, Any]:
-        from transformers.modeling_outputs import BaseModelOutputWithPooling
-
-        tokens = [f.tokens for f in features]
-        return {"mm_encoder_outputs": {"image": BaseModelOutputWithPooling(pooler_output=tokens)}}
 
     def images_in(self, ids: Sequence[int], grids: Sequence[tuple[int, ...]]) -> list[ImageSpan]:
         return find_rows(ids, self.config.image_token_id, [self._rows(grid) for grid in grids])
