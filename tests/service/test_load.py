@@ -32,7 +32,7 @@ def test_at_twice_its_load_the_accepted_keep_their_latency(
 ) -> None:
     """Open loop, on a real server whose model takes a known time. Each response must match its request."""
     slow = Slow(0.08)
-    monkeypatch.setattr(backends, "Rerankers", lambda backbone: slow)
+    monkeypatch.setattr(backends, "Rerankers", lambda backbone, **asking: slow)
     monkeypatch.setattr(backends, "warm_up", lambda reranker: slow.seconds)
     monkeypatch.setattr(
         application, "_response",
