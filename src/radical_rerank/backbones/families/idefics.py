@@ -97,9 +97,7 @@ class Idefics(Family):
         attention = self.encoder_blocks(base)[-1].self_attn
         watch: AbstractContextManager[dict[str, Any]] = watching(attention) if signals else nullcontext({})
         with watch as seen:
-            everywhere = torch.ones(
-                len(values), side, side, dtype=torch.bool, device=device_of(base.vision_model)
-            )
+            everywhere = torch.ones(len(values), side, side, dtype=torch.bool, device=values.device)
             states = base.vision_model(pixel_values=values, patch_attention_mask=everywhere, return_dict=True)
         tiles = base.connector(states.last_hidden_state)
         counts = [len(p.values) for p in pixels]
