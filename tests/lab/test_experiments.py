@@ -121,9 +121,9 @@ def test_random_draws_anew_for_every_question(
 
 def test_the_note_is_the_command_that_makes_the_table_again(backbone: Backbone) -> None:
     runner = runner_of(backbone, scorer="generate")
-    command = command_of("main", runner, "scenes", keeps=[0.2, 0.1], seeds=SEEDS, limit=5)
+    command = command_of("main", runner, TESTBED, keeps=[0.2, 0.1], seeds=SEEDS, limit=5)
     assert command == (
         f"radical experiment main --limit 5 --max-image-tokens 9 --scorer generate --model {backbone.name}"
     )
-    command = command_of("main", runner, "scenes", keeps=[0.02], seeds=[42], limit=5)
+    command = command_of("main", runner, TESTBED, keeps=[0.02], seeds=[42], limit=5)
     assert command.startswith("radical experiment main --limit 5 --keep 0.02 --seeds 42 --max-image-tokens 9")

@@ -515,6 +515,8 @@ def slow_tile_signals(backbone: Backbone, family: str, p: Any) -> torch.Tensor:
     mean = weights[0].mean(1)
     cls = family.startswith("internvl") or family == "llava_next"
     received = mean[:, 0, 1:] if cls else mean.mean(1)
+    if family == "internvl_lite":  # the first token is the class token, which VisionZip always keeps
+        received[:, 0] = 1.0
     if family.startswith("llava"):  # arranged by the model's own code
         options = {"vision_aspect_ratio": "anyres_max_9"}
         if family == "llava_next":

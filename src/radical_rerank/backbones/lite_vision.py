@@ -38,6 +38,8 @@ STAGES = (
 """EfficientNet-lite0: (blocks, kernel, stride of the first, expansion, channels) of each stage"""
 STEM, MIDDLE, HEAD = 32, 112, 1280
 """channels after the stem, of the map at half the stride, and of the last map"""
+MARK = 0.5
+"""what marks the token of the whole picture, beside a content of norm 1"""
 
 
 class LiteVisionConfig(InternVLVisionConfig):  # type: ignore[misc]
@@ -45,15 +47,13 @@ class LiteVisionConfig(InternVLVisionConfig):  # type: ignore[misc]
 
     Args:
         num_classes: named things that the classifier tells apart
-        named: how much their names say in a token, beside what the attention blocks make of it; 0 for nothing
-        pooled: how much the whole picture says in a token; 0 for nothing
+        named: how much their names say in a token, beside what the attention blocks make of it
     """
 
     model_type = "lite_vision"
 
     num_classes: int = 1000
-    named: float = 0.0
-    pooled: float = 0.0
+    named: float = 0.2
 
 
 class SameConv(nn.Conv2d):
@@ -156,8 +156,9 @@ class LiteVisionEmbeddings(InternVLVisionEmbeddings):  # type: ignore[misc]
 class LiteVisionModel(InternVLVisionModel):  # type: ignore[misc]
     """The tower: cells, then InternVL's attention blocks without position embeddings.
 
-    The names of the classes may bypass the blocks, so that things which no caption names keep their place in
-    the space of words, and every token may get a share of the whole picture.
+    The names of the classes bypass the blocks, so that things which no caption names keep their place in the
+    space of words. InternVL drops the class token and wants a square of tokens, so the whole picture takes the
+    place of the first cell, a corner. It is marked in the last dimension, which is zero elsewhere.
     """
 
     config_class = LiteVisionConfig
@@ -174,17 +175,17 @@ class LiteVisionModel(InternVLVisionModel):  # type: ignore[misc]
         return BaseModelOutputWithPooling(last_hidden_state=self.describe(*maps))
 
     def describe(self, last: Tensor, fine: Tensor, names: Tensor | None = None) -> Tensor:
-        """Return (B, 1 + M, d): the picture, then its cells. For the arguments see `LiteCells.describe`."""
+        """Return (B, 1 + M, d): the picture, the picture as the first token, the other cells.
+
+        For the arguments see `LiteCells.describe`.
+        """
         cells, named = self.embeddings(last, fine, names)
-        tokens: Tensor = self.encoder(cells).last_hidden_state
-        if self.config.named:
-            named = torch.cat([named.mean(dim=1, keepdim=True), named], dim=1)
-            tokens = normalize(tokens, dim=-1) + self.config.named * named
-        if self.config.pooled:
-            tokens = normalize(tokens, dim=-1)
-            picture = tokens[:, :1]
-            tokens = torch.cat([picture, tokens[:, 1:] + self.config.pooled * picture], dim=1)
-        return tokens
+        named = torch.cat([named.mean(dim=1, keepdim=True), named], dim=1)
+        tokens = normalize(self.encoder(cells).last_hidden_state, dim=-1) + self.config.named * named
+        tokens = pad(tokens[..., :-1], (0, 1))
+        picture = normalize(tokens[:, :1], dim=-1)
+        marked = torch.cat([picture[..., :-1], torch.full_like(picture[..., :1], MARK)], dim=-1)
+        return torch.cat([picture, marked, tokens[:, 2:]], dim=1)
 
 
 class InternVLLiteConfig(InternVLConfig):  # type: ignore[misc]

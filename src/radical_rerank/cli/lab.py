@@ -189,6 +189,9 @@ def experiment(
         str, typer.Option(help="scenes or photos: the data, and the model by default.")
     ] = "scenes",
     data: Data = None,
+    pools: Annotated[
+        bool, typer.Option("--pools", help="Candidates that the first stage finds, not random ones.")
+    ] = False,
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
@@ -205,10 +208,11 @@ def experiment(
         raise unknown_name("experiment", name, sorted(about))
     if testbed not in ("scenes", "photos"):
         raise unknown_name("testbed", testbed, ["scenes", "photos"])
+    bed = _testbed(testbed, data)
     rows = run_study(
         name,
         _runner(model or testbed, scorer, max_image_tokens, template),
-        _testbed(testbed, data),
+        bed.with_pools() if pools else bed,
         Path(out),
         keeps=keep or list(KEEPS),
         seeds=seeds or list(SEEDS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from radical_rerank.errors import InputError
 from radical_rerank.lab.datasets import Dataset, QuestionSet
@@ -20,6 +20,8 @@ class Testbed:
         gallery: opens a gallery to search, with all relevant pictures known
         embedder: makes the first stage from a backbone
         about: a description of each data set, by its name
+        pool_lists: opens lists of what the first stage finds; None if there are none
+        pooled: whether `lists` are those
         composed_lists: opens lists with a reference picture per query; None if there are none
         composed_searches: opens a gallery with a reference picture per query; None if there is none
         question_set: opens questions about single pictures; None if there are none
@@ -30,11 +32,19 @@ class Testbed:
     gallery: Callable[..., Dataset]
     embedder: Callable[..., Embedder]
     about: Mapping[str, str]
+    pool_lists: Callable[..., Dataset] | None = None
+    pooled: bool = False
     composed_lists: Callable[..., Dataset] | None = None
     composed_searches: Callable[..., Dataset] | None = None
     question_set: Callable[..., QuestionSet] | None = None
 
     __test__ = False  # pytest would take the class for a test
+
+    def with_pools(self) -> Testbed:
+        """Return the testbed whose lists are what the first stage finds."""
+        if self.pool_lists is None:
+            raise InputError(f"the testbed {self.name} has no lists of its first stage")
+        return replace(self, lists=self.pool_lists, pooled=True)
 
     def composed(self, **options: int) -> Dataset:
         """Open lists with a reference picture per query."""

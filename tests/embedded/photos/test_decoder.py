@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from radical_rerank.embedded.packing import last_rows
-from radical_rerank.embedded.photos import SCALE, WORD_DIMS
+from radical_rerank.embedded.photos import PICTURE, SCALE, WORD_DIMS
 from radical_rerank.embedded.photos.training.decoder import (
     FLAG,
     VISUAL,
@@ -23,6 +23,7 @@ from radical_rerank.embedded.photos.training.lists import Packer
 from radical_rerank.embedded.photos.training.model import (
     CELLS,
     SPECIAL,
+    TOWER,
     make_config,
     make_model,
     make_tokenizer,
@@ -52,9 +53,10 @@ class World:
         noise = torch.from_numpy(rng.standard_normal((CELLS, WORD_DIMS))).float()
         tokens = torch.zeros(CELLS, 256)
         tokens[:, :WORD_DIMS] = SCALE * normalize(noise, dim=-1)
-        for cell, word in zip(rng.permutation(CELLS), shown, strict=False):
+        for cell, word in zip(1 + rng.permutation(CELLS - 1), shown, strict=False):
             tokens[cell, :WORD_DIMS] = SCALE * self.words.vectors[word]
         tokens[:, VISUAL] = FLAG
+        tokens[0, PICTURE] = SCALE / 2
         return tokens
 
     def logits(self, tokens: Tensor, queries: list[tuple[list[int], int]], names: list[int]) -> Tensor:
@@ -97,6 +99,24 @@ def test_the_candidate_that_has_all_words_comes_first(world: World) -> None:
     assert right >= 5
 
 
+def test_the_picture_that_is_like_the_whole_query_comes_first(world: World) -> None:
+    """The candidates differ in nothing but the token of the whole picture."""
+    right = 0
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        wanted = [int(n) for n in rng.permutation(np.arange(2, len(world.words.tokens)))[:3]]
+        target = int(rng.integers(COUNT))
+        tokens = world.picture(rng, []).repeat(COUNT, 1, 1)
+        noise = torch.from_numpy(rng.standard_normal((COUNT, WORD_DIMS))).float()
+        pictures = normalize(noise, dim=-1)
+        pictures[target] = normalize(pictures[target] + world.words.vectors[wanted].sum(dim=0), dim=-1)
+        tokens[:, 0, :WORD_DIMS] = SCALE * pictures
+        names = world.packer.letters[:COUNT]
+        query = [len(SPECIAL) + word for word in wanted]
+        right += int(world.logits(tokens, [(query, target)], names)[0, names].argmax()) == target
+    assert right >= 5
+
+
 def test_a_packed_query_gets_the_answer_of_one_that_is_alone(world: World) -> None:
     tokens, query, target = drawn(world, 9)
     names = world.packer.letters[:COUNT]
@@ -109,7 +129,7 @@ def test_a_packed_query_gets_the_answer_of_one_that_is_alone(world: World) -> No
 def test_tokens_of_the_alignment_are_scaled_as_the_projector_is(world: World) -> None:
     config = make_config(world.tokenizer, num_layers=6)
     model = make_model(config, world.words, [1.0] * len(world.words.tokens), seed=1)
-    states = torch.randn(1, 5, WORD_DIMS, generator=torch.Generator().manual_seed(2))
+    states = torch.randn(1, 5, TOWER, generator=torch.Generator().manual_seed(2))
     projector = model.model.multi_modal_projector
     with torch.no_grad():
         before = projector(states)
@@ -136,5 +156,5 @@ def test_an_identifier_is_no_word() -> None:
 
 def test_every_step_has_its_layers() -> None:
     steps = [step_of(layer, 12) for layer in range(12)]
-    assert steps == ["bind", *["look"] * 7, "read", "read", "answer", "answer"]
-    assert [step_of(layer, 6) for layer in range(6)] == ["bind", "look", "read", "read", "answer", "answer"]
+    assert steps == ["bind", "gather", *["look"] * 6, "read", "read", "answer", "answer"]
+    assert [step_of(layer, 6) for layer in range(6)] == ["bind", "gather", "read", "read", "answer", "answer"]

@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.nn.functional import batch_norm, conv2d, pad, relu6
 
 from radical_rerank.backbones import lite_vision
-from radical_rerank.backbones.lite_vision import STAGES, LiteCells, LiteVisionConfig
+from radical_rerank.backbones.lite_vision import MARK, STAGES, LiteCells, LiteVisionConfig
 from radical_rerank.embedded.photos.training import sources
 from radical_rerank.embedded.photos.training.model import (
     SURE,
+    TOWER,
     class_embeddings,
     class_tokens,
     make_tokenizer,
@@ -88,10 +89,10 @@ def test_a_cell_that_is_sure_is_described_by_its_name(cells: LiteCells) -> None:
     torch.testing.assert_close(described, named)
 
 
-def test_tokens_hold_their_names_and_the_picture() -> None:
+def test_tokens_hold_their_names_and_the_corner_is_the_picture() -> None:
     config = LiteVisionConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, num_classes=5,
-        use_absolute_position_embeddings=False, named=1.5, pooled=0.5, attn_implementation="sdpa",
+        use_absolute_position_embeddings=False, named=1.5, attn_implementation="sdpa",
     )  # fmt: skip
     torch.manual_seed(0)
     tower = lite_vision.LiteVisionModel(config).eval()
@@ -108,11 +109,13 @@ def test_tokens_hold_their_names_and_the_picture() -> None:
         return vector / vector.norm()
 
     for n in range(2):
-        picture = unit(unit(states[n, 0]) + 1.5 * named[n].mean(dim=0))
-        torch.testing.assert_close(tokens[n, 0], picture)
-        for m in range(9):
-            cell = unit(unit(states[n, 1 + m]) + 1.5 * named[n, m])
-            torch.testing.assert_close(tokens[n, 1 + m], cell + 0.5 * picture)
+        picture = unit((unit(states[n, 0]) + 1.5 * named[n].mean(dim=0))[:7])
+        torch.testing.assert_close(tokens[n, 0, :7], picture)
+        torch.testing.assert_close(tokens[n, 1, :7], picture)
+        assert tokens[n, :, 7].tolist() == [0, MARK, *[0] * 8]
+        for m in range(1, 9):
+            cell = unit(states[n, 1 + m]) + 1.5 * named[n, m]
+            torch.testing.assert_close(tokens[n, 1 + m, :7], cell[:7])
     assert torch.equal(same, tokens)
     assert not torch.allclose(other, tokens)
 
@@ -139,11 +142,12 @@ def test_a_name_is_the_mean_direction_of_its_words() -> None:
     tokenizer = make_tokenizer(words)
     table = torch.randn(len(tokenizer), 256, generator=torch.Generator().manual_seed(0))
     directions = class_embeddings(table, class_tokens(tokenizer))
-    assert directions.shape == (192, 1000)
+    assert directions.shape == (TOWER, 1000)
+    assert not directions[192:].any()
     ids = tokenizer("golden retriever", add_special_tokens=False)["input_ids"]
     mean = sum(table[i, :192] / table[i, :192].norm() for i in ids)
     assert isinstance(mean, Tensor)
-    torch.testing.assert_close(directions[:, 207], SURE * mean / mean.norm())
+    torch.testing.assert_close(directions[:192, 207], SURE * mean / mean.norm())
 
 
 def test_a_missing_source_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

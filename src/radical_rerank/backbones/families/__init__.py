@@ -4,7 +4,7 @@ from radical_rerank.backbones.families.base import Family
 from radical_rerank.backbones.families.gemma3 import Gemma3
 from radical_rerank.backbones.families.glm import Glm
 from radical_rerank.backbones.families.idefics import Idefics
-from radical_rerank.backbones.families.internvl import InternVL
+from radical_rerank.backbones.families.internvl import InternVL, InternVLLite
 from radical_rerank.backbones.families.llava import Llava
 from radical_rerank.backbones.families.mistral3 import Mistral3
 from radical_rerank.backbones.families.qwen3_5 import Qwen35
@@ -18,7 +18,7 @@ FAMILIES: dict[str, type[Family]] = {
     "qwen3_5": Qwen35,
     "qwen3_5_moe": Qwen35,
     "internvl": InternVL,
-    "internvl_lite": InternVL,
+    "internvl_lite": InternVLLite,
     "llava_next": Llava,
     "llava_onevision": Llava,
     "idefics3": Idefics,

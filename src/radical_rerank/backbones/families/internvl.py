@@ -112,3 +112,12 @@ class InternVL(Family):
 
     def encoder_blocks(self, base: Any) -> Sequence[Any]:
         return list(base.vision_tower.encoder.layer)
+
+
+class InternVLLite(InternVL):
+    """InternVL with the tower of `lite_vision`, whose first token is the class token."""
+
+    def _signals(self, attention: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        received, keys = super()._signals(attention, hidden)
+        received[:, 0] = 1.0  # as in published VisionZip, the class token always stays
+        return received, keys

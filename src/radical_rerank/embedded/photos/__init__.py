@@ -6,3 +6,5 @@ SCALE = 8.0
 """the norm of words, identifiers and visual tokens in the decoder"""
 PLAIN = 252
 """the dimension that says how little a word says about pictures: from 0 to `SCALE`"""
+PICTURE = 250
+"""the dimension that marks the visual token of the whole picture"""

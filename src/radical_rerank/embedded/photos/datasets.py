@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
+from radical_rerank.backbones import Backbone
 from radical_rerank.embedded.photos.embedder import PhotoEmbedder
 from radical_rerank.embedded.photos.pictures import ASKED, sample_pictures
 from radical_rerank.errors import InputError
 from radical_rerank.lab.caption_sets import flickr8k
 from radical_rerank.lab.datasets import Dataset, LazySequence, Task
+from radical_rerank.lab.first_stage import retrieve
 from radical_rerank.lab.paper import CANDIDATES
 from radical_rerank.lab.testbed import Testbed
 
@@ -73,6 +75,41 @@ def photo_lists(
     return Dataset("photos", LazySequence(total, task), gallery.picture)
 
 
+def photo_pools(
+    folder: str | Path | None,
+    *,
+    lists: int | None = None,
+    count: int = CANDIDATES,
+    seed: int = 0,
+    similarity: float | None = None,
+) -> Dataset:
+    """Return lists of what the first stage finds for a caption of the dev split, best first.
+
+    Only captions whose photograph is found are asked.
+
+    Args:
+        folder: of the corpus
+        lists: how many lists at most, in the order of the captions
+        count: candidates per list
+        seed, similarity: not used; the first stage decides
+    """
+    gallery = photo_gallery(folder)
+    pools = {name: found[:count] for name, found in _found(Path(str(folder)), max(count, CANDIDATES)).items()}
+    asked = [task for task in gallery.tasks if set(task.relevant) & set(pools[task.id])][:lists]
+    tasks = [
+        Task(str(number), task.text, task.relevant, candidates=tuple(pools[task.id]))
+        for number, task in enumerate(asked)
+    ]
+    return Dataset("photos-pools", tasks, gallery.picture)
+
+
+@lru_cache(maxsize=4)
+def _found(folder: Path, depth: int) -> dict[str, list[str]]:
+    """Return what the first stage of the model that ships finds for each caption of the dev split."""
+    nearest = retrieve(photo_gallery(folder), PhotoEmbedder(Backbone.from_pretrained("photos")), depth)
+    return {task: [name for name, _ in found] for task, found in nearest.items()}
+
+
 def sample_gallery() -> Dataset:
     """Return scikit-image's sample pictures as a small gallery, with a plain query for each."""
     files = {file.name: file for file in sample_pictures()}
@@ -88,4 +125,5 @@ def testbed(folder: str | Path | None) -> Testbed:
         gallery=partial(photo_gallery, folder),
         embedder=PhotoEmbedder,
         about=ABOUT,
+        pool_lists=partial(photo_pools, folder),
     )

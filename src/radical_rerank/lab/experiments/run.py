@@ -72,24 +72,26 @@ def run_study(
         The rows of the table: `TableRow`s, or dicts if its rows are not settings.
     """
     with RunFolder(out / name) as folder:
-        command = command_of(name, runner, testbed.name, keeps=keeps, seeds=seeds, limit=limit)
+        command = command_of(name, runner, testbed, keeps=keeps, seeds=seeds, limit=limit)
         setup = Setup(runner, testbed, folder, command, keeps, seeds, limit, progress)
         return STUDIES[name].run(setup) if name in STUDIES else _run(name, setup)
 
 
 def command_of(
-    name: str, runner: Runner, testbed: str, *, keeps: Sequence[float], seeds: Sequence[int], limit: int
+    name: str, runner: Runner, testbed: Testbed, *, keeps: Sequence[float], seeds: Sequence[int], limit: int
 ) -> str:
     """Return the command line that repeats an experiment."""
     parts = [f"radical experiment {name} --limit {limit}"]
-    if testbed != "scenes":
-        parts.append(f"--testbed {testbed} --data DIR")
+    if testbed.name != "scenes":
+        parts.append(f"--testbed {testbed.name} --data DIR")
+    if testbed.pooled:
+        parts.append("--pools")
     if tuple(keeps) != KEEPS:
         parts.append(f"--keep {' '.join(f'{keep:g}' for keep in keeps)}")
     if tuple(seeds) != SEEDS:
         parts.append(f"--seeds {' '.join(map(str, seeds))}")
     parts += [f"--{option.replace('_', '-')} {value}" for option, value in runner.options.items()]
-    return " ".join(parts) + (f" --model {runner.backbone.name}" if runner.backbone.name != testbed else "")
+    return " ".join(parts) + (f" --model {runner.backbone.name}" if runner.backbone.name != testbed.name else "")
 
 
 def _run(name: str, setup: Setup) -> list[Any]:

@@ -1,14 +1,16 @@
 """The decoder's first weights: a circuit that ranks before any training.
 
-It is late interaction, written as attention. Each step is a few layers.
+It is late interaction and the first stage's score, written as attention. Each step is a few layers.
 
 bind    A visual token copies the identifier of its candidate: the nearest one before it.
-look    A word looks for visual tokens that match it, and copies nothing yet. Pruning can see where it looks.
-read    A word looks for visual tokens that match it and copies their identifiers. Its row then holds m_j, the
-        share of its attention that candidate j got.
+gather  The last row copies the mean of the words. From here on it asks for the whole query.
+look    A word looks for visual tokens that match it, the last row for whole pictures that match the query.
+        They copy nothing yet. Pruning can see where they look.
+read    The same, but they copy the identifiers of what they see. A row then holds m_j, the share of its
+        attention that candidate j got.
 weigh   An MLP turns m_j into w · (log(m_j + ε) + c), w the weight of the word: adding up logarithms asks for
         candidates that have all words, adding up shares for candidates that have any.
-answer  The last row adds up the rows of the words. The output head reads the identifiers in it.
+answer  The last row adds the rows of the words to its own. The output head reads the identifiers in it.
 
 Training starts from here.
 """
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from radical_rerank.embedded.photos import PLAIN, SCALE, WORD_DIMS
+from radical_rerank.embedded.photos import PICTURE, PLAIN, SCALE, WORD_DIMS
 from radical_rerank.embedded.photos.training.model import SPECIAL
 from radical_rerank.reranking.prompt import IDENTIFIERS
 
@@ -31,15 +33,17 @@ FLAG = 0.6 * SCALE
 """the value of a flag where it is set"""
 LETTERS = slice(WORD_DIMS, WORD_DIMS + len(IDENTIFIERS))
 """a dimension per identifier"""
-MARKUP, TEXT, VISUAL, LETTER = 251, 253, 254, 255
-"""dimensions of flags: what kind of token this is"""
+ANSWER, MARKUP, TEXT, VISUAL, LETTER = 249, 251, 253, 254, 255
+"""dimensions of flags: what kind of token this is. ANSWER is the last row, TEXT all other words"""
 
-SHARPNESS = {"bind": 3.0, "read": 1.7, "answer": 2.0}
+SHARPNESS = {"bind": 3.0, "gather": 2.0, "read": 1.7, "answer": 2.0}
 """the product of the query's and the key's norms, as a multiple of the head's size"""
-LOOKS = (0.3, 0.3, 1.8, 1.8, 1.1, 1.1, 1.1)
+LOOKS = (0.3, 1.8, 1.8, 1.1, 1.1, 1.1)
 """the same for the layers that look, in turn: attention is more concentrated in some than in others"""
-STRENGTH = {"bind": 1.0, "look": 0.0, "read": 0.75, "answer": 1.0}
-"""how much of an identifier a layer copies"""
+STRENGTH = {"bind": 1.0, "gather": 4.5, "look": 0.0, "read": 0.75, "answer": 1.0}
+"""how much of an identifier, or of the words, a layer copies"""
+ONLY = 1.0, 1.0
+"""how much the last row asks for whole pictures, and how much a picture's token answers"""
 BAND, SLOW, EVEN = (0.0015, 0.03), 3.5e-4, (0.003, 0.02)
 """rotations per position: of the dimensions that tell the nearest identifier from the one before it; at most,
 of those that compare contents; of those that see all words of a query alike"""
@@ -57,6 +61,8 @@ KNEES = (
 """log(m + 0.0001) as a sum of ramps: (where a ramp ends, its slope)"""
 GAIN, CENTRE = 0.4, 4.0
 """what multiplies the logarithm, and what is added to it; a row's norm must stay about that of its word"""
+WHOLE = 1.0
+"""the weight of the whole query, beside the mean of its words, of which the heaviest have weight 1"""
 TYPICAL = 12.0, 7.5, 13.2
 """after the last reading layer and its norm: a word row's value at an identifier with m = 1, at TEXT, and at
 PLAIN for a word that says nothing"""
@@ -78,7 +84,7 @@ def start_decoder(model: Any, tokenizer: Any, usage: Tensor, norm: float) -> Non
         for number, layer in enumerate(text.layers):
             _quiet(layer)
             step = step_of(number, len(text.layers))
-            sharpness = SHARPNESS[step] if step in SHARPNESS else LOOKS[(number - 1) % len(LOOKS)]
+            sharpness = SHARPNESS[step] if step in SHARPNESS else LOOKS[(number - 2) % len(LOOKS)]
             _attend(layer.self_attn, step, sharpness, text.config, directions)
         _weigh(text.layers[-3].mlp)
         # The answer is an identifier: the output head hears little else.
@@ -96,8 +102,8 @@ def in_decoder_units(tokens: Tensor, norm: float) -> Tensor:
 
 def step_of(layer: int, num_layers: int) -> str:
     """Return which step a layer of the circuit does."""
-    if layer == 0:
-        return "bind"
+    if layer < 2:
+        return ("bind", "gather")[layer]
     if layer >= num_layers - 2:
         return "answer"
     return "read" if layer >= num_layers - 4 else "look"
@@ -122,10 +128,8 @@ def _flag_tokens(model: Any, tokenizer: Any, norm: float) -> None:
     table[:, TEXT] = FLAG
     markup = tokenizer.convert_tokens_to_ids(["<img>", "</img>"])
     table[markup, TEXT], table[markup, MARKUP] = 0.0, FLAG
-    draw = torch.Generator().manual_seed(len(SPECIAL))
-    for name in SPECIAL:
-        row = tokenizer.convert_tokens_to_ids(name)
-        table[row, :WORD_DIMS] = 0.3 * SCALE * normalize(torch.randn(WORD_DIMS, generator=draw), dim=0)
+    answer = table[tokenizer.convert_tokens_to_ids("<answer>")]
+    answer[TEXT], answer[PLAIN], answer[ANSWER] = 0.0, 0.0, FLAG
     for number, letter in enumerate(IDENTIFIERS):
         row = table[tokenizer.convert_tokens_to_ids(letter)]
         row.zero_()
@@ -153,17 +157,24 @@ def _attend(attention: Any, step: str, sharpness: float, config: Any, directions
         linear.weight.mul_(noise)
     for gain in (attention.q_norm.weight, attention.k_norm.weight):
         gain.fill_(sharpness**0.5)
-    letters = torch.arange(len(IDENTIFIERS))
     for head in range(heads):
         rows = slice(head * config.head_dim, (head + 1) * config.head_dim)
         query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
-        attention.v_proj.weight[rows][letters, WORD_DIMS + letters] = 0.3
+        # Every head copies all identifiers, or its part of the words' dimensions.
+        part = WORD_DIMS // heads
+        copied = torch.arange(head * part, (head + 1) * part) if step == "gather" else torch.arange(256)[LETTERS]
+        places = torch.arange(len(copied))
+        attention.v_proj.weight[rows][places, copied] = 0.3
         # A row's norm becomes √d by the layer's own norm: what is copied is scaled back.
-        copied = STRENGTH[step] * SCALE / (config.hidden_size**0.5 * heads * 0.3)
-        attention.o_proj.weight[WORD_DIMS + letters, head * config.head_dim + letters] = copied
+        scale = STRENGTH[step] * SCALE / (config.hidden_size**0.5 * 0.3)
+        attention.o_proj.weight[copied, head * config.head_dim + places] = (
+            scale if step == "gather" else scale / heads
+        )
         _match(query, key, speed, directions)
         if step == "answer":
             _collect(query, key, speed)
+        if step == "gather":
+            _gather(query, key, speed)
         if step == "bind":
             # Visual tokens look at the nearest letter instead.
             near = _between(speed, BAND)
@@ -178,30 +189,47 @@ def _between(speed: Tensor, limits: tuple[float, float]) -> list[int]:
 def _collect(query: Tensor, key: Tensor, speed: Tensor) -> None:
     """Text looks at text instead, all of it alike."""
     even = _between(speed, EVEN)
-    query[:, TEXT], key[:, TEXT] = 0.0, 0.0
-    query[even, TEXT], key[even, TEXT] = 3.0, 3.0
+    query[:, [TEXT, ANSWER]], key[:, TEXT] = 0.0, 0.0
+    query[even, TEXT], query[even, ANSWER], key[even, TEXT] = 3.0, 3.0, 3.0
+
+
+def _gather(query: Tensor, key: Tensor, speed: Tensor) -> None:
+    """The last row looks at text instead, at plain words less, and all other rows at markup."""
+    _, flat, sink, _ = _flags(speed)
+    even = _between(speed, EVEN)
+    query[:, [TEXT, ANSWER]], query[:, PLAIN], key[:, TEXT] = 0.0, 0.0, 0.0
+    query[even, ANSWER], key[even, TEXT] = 3.0, 3.0
+    query[flat, ANSWER], key[flat, PLAIN] = -1.3, 1.3
+    query[sink, TEXT] = 12.0
+
+
+def _flags(speed: Tensor) -> tuple[int, int, int, int]:
+    """Return the slowest dimensions, which are kept for flags: rest, flat, sink, only."""
+    half = len(speed)
+    return half - 1, half - 2, half - 3, half - 4
 
 
 def _match(query: Tensor, key: Tensor, speed: Tensor, directions: Tensor) -> None:
     """Look by content: words at the visual tokens whose embeddings are near theirs.
 
-    Three dimensions are kept for flags: text does not look at text, plain words look at everything, and all
-    rows that are no words look at markup, which holds no identifier.
+    Four dimensions are kept for flags: text does not look at text, plain words look at everything, all rows
+    that are no words look at markup, which holds no identifier, and the last row looks only at pictures.
     """
     half = len(speed)
-    rest, flat, sink = half - 1, half - 2, half - 3
-    slow = [n for n in range(half - 3) if speed[n] < SLOW]
+    rest, flat, sink, only = _flags(speed)
+    slow = [n for n in range(only) if speed[n] < SLOW]
     places = torch.tensor([*slow, *(n + half for n in slow)])
     turned = torch.linalg.qr(torch.randn(len(places), len(places)))[0] @ directions[: len(places)]
     query[places, :WORD_DIMS] = turned
     key[places, :WORD_DIMS] = turned
-    query[rest, TEXT] = key[rest, VISUAL] = 0.8
+    query[rest, TEXT] = query[rest, ANSWER] = key[rest, VISUAL] = 0.8
     for kind in (TEXT, MARKUP, LETTER):
         key[rest, kind] = -4.0
     for kind in (VISUAL, MARKUP, LETTER):
         query[sink, kind] = 12.0
     key[sink, MARKUP] = 6.0
     query[flat, PLAIN], key[flat, VISUAL] = 1.0, 0.24
+    query[only, ANSWER], key[only, PICTURE] = ONLY
 
 
 def _weigh(mlp: Any) -> None:
@@ -219,13 +247,14 @@ def _weigh(mlp: Any) -> None:
     for end, slope in KNEES:  # -slope · relu(end − m), relu as a steep SiLU
         for letter in range(WEIGHED.start, WEIGHED.stop):
             row = unit_row()
-            gate[row, letter], gate[row, TEXT] = -4 / (end * unit), 4 / text
-            up[row, TEXT], up[row, PLAIN] = 1 / text, -0.95 / plain
+            gate[row, letter], gate[row, TEXT], gate[row, ANSWER] = -4 / (end * unit), 4 / text, 4 / text
+            up[row, TEXT], up[row, ANSWER], up[row, PLAIN] = 1 / text, WHOLE / text, -0.95 / plain
             down[letter, row] = -GAIN * slope * end / 4
     row = unit_row()
-    gate[row, TEXT], up[row, TEXT], up[row, PLAIN] = 4 / text, 1 / text, -0.95 / plain
+    gate[row, TEXT], gate[row, ANSWER] = 4 / text, 4 / text
+    up[row, TEXT], up[row, ANSWER], up[row, PLAIN] = 1 / text, WHOLE / text, -0.95 / plain
     down[WEIGHED, row] = GAIN * CENTRE / 4
     for letter in range(WEIGHED.start, WEIGHED.stop):  # the shares themselves are taken away
         row = unit_row()
-        gate[row, TEXT], up[row, letter] = 4 / text, 1.0
+        gate[row, TEXT], gate[row, ANSWER], up[row, letter] = 4 / text, 4 / text, 1.0
         down[letter, row] = -0.66 / 4

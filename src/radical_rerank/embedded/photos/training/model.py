@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from radical_rerank.backbones.lite_vision import STRIDE, InternVLLite, InternVLLiteConfig
-from radical_rerank.embedded.photos import WORD_DIMS
+from radical_rerank.embedded.photos import PICTURE, WORD_DIMS
 from radical_rerank.embedded.photos.training.sources import START, Words, class_names, lite0_weights
 from radical_rerank.reranking.prompt import IDENTIFIERS
 
@@ -19,7 +19,7 @@ SIDE = 288
 CELLS = (SIDE // STRIDE) ** 2
 """visual tokens of a picture"""
 WIDTH = 256
-"""the width of the decoder; the tower has that of the words"""
+"""the width of the decoder"""
 SPECIAL = ("[PAD]", "[UNK]", "[END]", "<img>", "</img>", "<IMG_CONTEXT>", "<query>", "<answer>")
 TEMPLATE = {
     "candidate": "{id}{image}",
@@ -29,8 +29,10 @@ TEMPLATE = {
 """the model's own prompt; it knows no other"""
 SURE = 8.0
 """the norm of a class name in a cell's first description, beside the learned part of norm 1 or so"""
-NAMED, POOLED = 1.5, 1.0
-"""how much names, and the whole picture, say in a visual token, beside what the attention blocks say"""
+NAMED = 1.5
+"""how much the names of classes say in a visual token, beside what the attention blocks say"""
+TOWER = WORD_DIMS + 4
+"""the width of the tower: the words' dimensions, and one that marks the picture; a multiple of its heads"""
 LEAST_WEIGHT = 0.05
 """the norm of words that say nothing about a picture; rare words have norm 1"""
 
@@ -62,7 +64,7 @@ def make_config(tokenizer: Any, *, num_layers: int = 12) -> Any:
     token = tokenizer.convert_tokens_to_ids
     return InternVLLiteConfig(
         vision_config={
-            "hidden_size": WORD_DIMS,
+            "hidden_size": TOWER,
             "intermediate_size": 2 * WORD_DIMS,
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
@@ -71,7 +73,6 @@ def make_config(tokenizer: Any, *, num_layers: int = 12) -> Any:
             "patch_size": [STRIDE, STRIDE],
             "use_absolute_position_embeddings": False,
             "named": NAMED / SURE,
-            "pooled": POOLED,
         },
         text_config={
             "model_type": "qwen3",
@@ -169,10 +170,11 @@ def class_tokens(tokenizer: Any) -> ClassTokens:
 
 
 def class_embeddings(table: Tensor, names: ClassTokens) -> Tensor:
-    """Return (`WORD_DIMS`, classes) of norm `SURE`: the mean direction of the words of each name."""
+    """Return (`TOWER`, classes) of norm `SURE`: the mean direction of the words of each name."""
     # A product, since sums over repeated indices are not the same in every run.
     words = normalize(table[names.ids, :WORD_DIMS], dim=-1)
-    return SURE * normalize(names.counts @ words, dim=-1).T
+    directions = SURE * normalize(names.counts @ words, dim=-1).T
+    return pad(directions, (0, 0, 0, TOWER - WORD_DIMS))
 
 
 def _start_projector(projector: Any) -> None:
@@ -181,6 +183,8 @@ def _start_projector(projector: Any) -> None:
         nn.init.eye_(linear.weight)
         linear.weight.mul_(scale)
         nn.init.constant_(linear.bias, bias)
-    # The decoder keeps the other dimensions for itself.
+    # The decoder keeps the other dimensions for itself. The mark of the picture moves to one of them.
     projector.linear_2.weight[WORD_DIMS:] = 0
     projector.linear_2.bias[WORD_DIMS:] = 0
+    projector.linear_2.weight[PICTURE, TOWER - 1] = 4.0
+    projector.linear_2.bias[PICTURE] = -16.0

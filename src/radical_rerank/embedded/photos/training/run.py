@@ -275,6 +275,8 @@ class ListwiseTraining(PhotoTraining):
         super().__init__(folder, corpus, plan, plan.steps)
         self.packer = Packer(corpus.tokenizer)
         self._load_alignment()
+        self.rows = range(len(corpus.photos)) if self.steps else self.held_out
+        """the photographs whose visual tokens are needed: without steps, those for the figures alone"""
         self.tokens, self.near = self._encode(progress)
         self.freeze_all_but("language_model.layers", "language_model.norm")
         self.optimizers = make_optimizers(self.trained, plan.lr)
@@ -296,15 +298,14 @@ class ListwiseTraining(PhotoTraining):
 
         Everything is computed from the alignment's checkpoint, so a run that goes on has the same.
         """
-        rows = range(len(self.corpus.photos))
-        needed = self.features if self.steps else self.features[:1]  # without steps, for the figures alone
-        encoded = [self.encoded(features, rows) for features in progress(needed, "visual tokens")]
-        captions = [own[0] for own in self.corpus.captions]
+        needed = self.features if self.steps else self.features[:1]
+        encoded = [self.encoded(features, self.rows) for features in progress(needed, "visual tokens")]
+        captions = [self.corpus.captions[row][0] for row in self.rows]
         pooled = scores(self.model, encoded[0][:, :1].float().repeat(1, 2, 1), captions)[1].detach()
-        for part in (self.learned, self.held_out):  # a list holds photographs of one of them
-            others = torch.tensor([row for row in rows if row not in part], dtype=torch.long)
-            pooled[part.start : part.stop, others] = -torch.inf
-        near = pooled.topk(min(NEAR, len(self.learned), max(1, len(self.held_out))), dim=1).indices
+        held_out = torch.tensor([row in self.held_out for row in self.rows])
+        pooled[held_out[:, None] != held_out] = -torch.inf  # a list holds photographs of one kind
+        kinds = [int(count) for count in held_out.long().bincount() if count]
+        near = pooled.topk(min(NEAR, *kinds), dim=1).indices
         norm = float(encoded[0][:100, 1:].float().norm(dim=-1).mean())
         usage = torch.zeros(len(self.corpus.tokenizer))
         for word, count in self.corpus.usage.items():
@@ -349,26 +350,31 @@ class ListwiseTraining(PhotoTraining):
     def held_out_figures(self, count: int = CANDIDATES) -> dict[str, float]:
         """Return MRR@10 on lists of held-out photographs: drawn at random, and what the first stage finds."""
         count = min(count, len(self.held_out))
-        own = np.random.default_rng(self.seed).permutation(np.array(self.held_out))
-        shuffled = [[int(n) for n in own[start : start + count]] for start in range(0, len(own), count)]
+        places = np.array(self.held_out) - self.rows.start
+        own = np.random.default_rng(self.seed).permutation(places).tolist()
+        shuffled = [own[start : start + count] for start in range(0, len(own), count)]
         drawn = [(pictures, pictures) for pictures in shuffled if len(pictures) == count]
-        alike = [(self.near[row, :count].tolist(), [row]) for row in own[: 10 * count].tolist()]
+        alike = [(self.near[place, :count].tolist(), [place]) for place in own[: 10 * count]]
         pools = [(pictures, asked) for pictures, asked in alike if asked[0] in pictures]
-        return {"held-out MRR@10": self._mrr(drawn), "held-out MRR@10, alike": self._mrr(pools)}
+        found = [pictures.index(asked[0]) for pictures, asked in pools]
+        return {
+            "held-out MRR@10": self._mrr(drawn),
+            "held-out MRR@10, pools": self._mrr(pools),
+            "held-out MRR@10, pools, the first stage's own": _mean_gain(found),
+        }
 
     @torch.inference_mode()
     def _mrr(self, lists: Sequence[tuple[Sequence[int], Sequence[int]]]) -> float:
         """Return MRR@10. lists: the photographs of each, and those whose first captions are the queries"""
-        gains: list[float] = []
+        found: list[int] = []
         for pictures, asked in lists:
             names = self.packer.letters[: len(pictures)]
-            queries = [(self.corpus.captions[row][0], pictures.index(row)) for row in asked]
+            queries = [(self.corpus.captions[self.rows[n]][0], pictures.index(n)) for n in asked]
             logits, _ = self.logits(self.packer.pack(pictures, names, queries), self.tokens[0][pictures])
             among = logits[:, names]
             own = among.gather(1, torch.tensor([[place] for _, place in queries]))
-            ranks = (among > own).sum(dim=1).tolist()
-            gains += [1 / (rank + 1) if rank < 10 else 0.0 for rank in ranks]
-        return sum(gains) / max(1, len(gains))
+            found += (among > own).sum(dim=1).tolist()
+        return _mean_gain(found)
 
     def finish(self) -> None:
         """Write the model in Hugging Face format, with its trust profile and the logs of both stages."""
@@ -391,3 +397,8 @@ class ListwiseTraining(PhotoTraining):
         asked = [(task.text, [lists.picture(name) for name in task.candidates or ()]) for task in lists.tasks]
         profile = calibrate(Backbone.from_pretrained(folder), asked)
         replace(profile, model="photos").save(folder / PROFILE_FILE)
+
+
+def _mean_gain(ranks: Sequence[int]) -> float:
+    """Return MRR@10 of ranks that count from 0."""
+    return sum(1 / (rank + 1) for rank in ranks if rank < 10) / max(1, len(ranks))
