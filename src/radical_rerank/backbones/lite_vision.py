@@ -157,7 +157,7 @@ class LiteVisionModel(InternVLVisionModel):  # type: ignore[misc]
     """The tower: cells, then InternVL's attention blocks without position embeddings.
 
     The names of the classes bypass the blocks, so that things which no caption names keep their place in the
-    space of words. InternVL drops the class token and wants a square of tokens, so the whole picture takes the
+    space of words. InternVL drops the class token and wants a square of tokens, so the picture takes the
     place of the first cell, a corner. It is marked in the last dimension, which is zero elsewhere.
     """
 

@@ -19,6 +19,7 @@ _LABELS = {
     "signals": "",
     "questions": "right answers, ",
     "first stage": "first stage, ",
+    "cold list": "{pictures:.0f} photographs of 12 megapixels, nothing cached, RaDiCal 20%, two cores, ",
     "plain words": "plain words, right picture first of {pictures:.0f}, {queries:.0f} queries, ",
     "class names": "names in no caption, right picture first of {pictures:.0f}, {queries:.0f} queries, ",
 }

@@ -47,7 +47,9 @@ def test_an_experiment_names_the_pools_in_its_command(corpus_folder: Path) -> No
     runner = Runner(Backbone.from_pretrained("photos"), {"commit": "test"})
     bed = testbed(corpus_folder)
     names = {
-        pooled: command_of("main", runner, bed.with_pools() if pooled else bed, keeps=KEEPS, seeds=SEEDS, limit=5)
+        pooled: command_of(
+            "main", runner, bed.with_pools() if pooled else bed, keeps=KEEPS, seeds=SEEDS, limit=5
+        )
         for pooled in (False, True)
     }
     assert names == {

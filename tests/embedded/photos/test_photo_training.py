@@ -126,7 +126,7 @@ def test_scores_against_the_obvious_loop() -> None:
     for q, query in enumerate(queries):
         vectors = [table.weight[word, :192] for word in query]
         for p in range(2):
-            cells = [cell[:192] for cell in tokens[p, 1:]]
+            cells = [cell[:192] for cell in tokens[p, 2:]]  # without the token of the whole picture
             total = sum(
                 float(v.norm()) * max(float(torch.cosine_similarity(v, c, dim=0)) for c in cells)
                 for v in vectors

@@ -91,7 +91,9 @@ def command_of(
     if tuple(seeds) != SEEDS:
         parts.append(f"--seeds {' '.join(map(str, seeds))}")
     parts += [f"--{option.replace('_', '-')} {value}" for option, value in runner.options.items()]
-    return " ".join(parts) + (f" --model {runner.backbone.name}" if runner.backbone.name != testbed.name else "")
+    return " ".join(parts) + (
+        f" --model {runner.backbone.name}" if runner.backbone.name != testbed.name else ""
+    )
 
 
 def _run(name: str, setup: Setup) -> list[Any]:

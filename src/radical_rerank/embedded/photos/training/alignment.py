@@ -17,7 +17,7 @@ LATE, POOLED = 4.2, 21.0
 
 
 def encode_cells(model: Any, last: Tensor, fine: Tensor, names: Tensor | None = None) -> Tensor:
-    """Return (n, 1 + M, d): the embedding of the picture, then its visual tokens.
+    """Return (n, 1 + M, d): the picture, then its visual tokens, of which the first is the picture again.
 
     Arguments: see `LiteCells.describe`
     """
@@ -29,7 +29,8 @@ def encode_cells(model: Any, last: Tensor, fine: Tensor, names: Tensor | None = 
 def scores(model: Any, tokens: Tensor, queries: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Return two (queries, pictures) scores of bags of words.
 
-    late: Σ_w |e_w| · max_t cos(e_w, x_t), over the words of the query and the tokens of the picture
+    late: Σ_w |e_w| · max_t cos(e_w, x_t), over the words of the query and the cells of the picture. Its token
+        of the whole picture does not count: where it does, the cells learn nothing besides it
     pooled: cos(Σ_w e_w, x), x the embedding of the picture
 
     Args:
@@ -47,7 +48,7 @@ def scores(model: Any, tokens: Tensor, queries: Sequence[Sequence[int]]) -> tupl
     weight = embedded.norm(dim=-1)
     direction = embedded / weight.clamp(min=1e-6)[:, None]
     unit = normalize(tokens[..., :WORD_DIMS], dim=-1)
-    best = (unit[:, 1:] @ direction.T).amax(dim=1)
+    best = (unit[:, 2:] @ direction.T).amax(dim=1)
     late = (counts * weight) @ best.T
     pooled = normalize(counts @ embedded, dim=-1) @ unit[:, 0].T
     return late, pooled

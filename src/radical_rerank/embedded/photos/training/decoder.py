@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from radical_rerank.embedded.photos import PICTURE, PLAIN, SCALE, WORD_DIMS
-from radical_rerank.embedded.photos.training.model import SPECIAL
 from radical_rerank.reranking.prompt import IDENTIFIERS
 
 HEAVY, FAINT = 0.999, 0.3
@@ -36,14 +35,14 @@ LETTERS = slice(WORD_DIMS, WORD_DIMS + len(IDENTIFIERS))
 ANSWER, MARKUP, TEXT, VISUAL, LETTER = 249, 251, 253, 254, 255
 """dimensions of flags: what kind of token this is. ANSWER is the last row, TEXT all other words"""
 
-SHARPNESS = {"bind": 3.0, "gather": 2.0, "read": 1.7, "answer": 2.0}
+SHARPNESS = {"bind": 2.1, "gather": 1.4, "read": 1.2, "answer": 1.4}
 """the product of the query's and the key's norms, as a multiple of the head's size"""
-LOOKS = (0.3, 1.8, 1.8, 1.1, 1.1, 1.1)
+LOOKS = (0.2, 1.3, 1.3, 0.8, 0.8, 0.8)
 """the same for the layers that look, in turn: attention is more concentrated in some than in others"""
 STRENGTH = {"bind": 1.0, "gather": 4.5, "look": 0.0, "read": 0.75, "answer": 1.0}
 """how much of an identifier, or of the words, a layer copies"""
-ONLY = 1.0, 1.0
-"""how much the last row asks for whole pictures, and how much a picture's token answers"""
+ONLY = 1.6, -0.4, 1.6
+"""how much the last row asks for whole pictures, how much a word does, and how much a picture answers"""
 BAND, SLOW, EVEN = (0.0015, 0.03), 3.5e-4, (0.003, 0.02)
 """rotations per position: of the dimensions that tell the nearest identifier from the one before it; at most,
 of those that compare contents; of those that see all words of a query alike"""
@@ -162,7 +161,11 @@ def _attend(attention: Any, step: str, sharpness: float, config: Any, directions
         query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
         # Every head copies all identifiers, or its part of the words' dimensions.
         part = WORD_DIMS // heads
-        copied = torch.arange(head * part, (head + 1) * part) if step == "gather" else torch.arange(256)[LETTERS]
+        copied = (
+            torch.arange(head * part, (head + 1) * part)
+            if step == "gather"
+            else torch.arange(config.hidden_size)[LETTERS]
+        )
         places = torch.arange(len(copied))
         attention.v_proj.weight[rows][places, copied] = 0.3
         # A row's norm becomes √d by the layer's own norm: what is copied is scaled back.
@@ -213,7 +216,8 @@ def _match(query: Tensor, key: Tensor, speed: Tensor, directions: Tensor) -> Non
     """Look by content: words at the visual tokens whose embeddings are near theirs.
 
     Four dimensions are kept for flags: text does not look at text, plain words look at everything, all rows
-    that are no words look at markup, which holds no identifier, and the last row looks only at pictures.
+    that are no words look at markup, which holds no identifier, and whole pictures are for the last row,
+    which looks at nothing else.
     """
     half = len(speed)
     rest, flat, sink, only = _flags(speed)
@@ -229,7 +233,7 @@ def _match(query: Tensor, key: Tensor, speed: Tensor, directions: Tensor) -> Non
         query[sink, kind] = 12.0
     key[sink, MARKUP] = 6.0
     query[flat, PLAIN], key[flat, VISUAL] = 1.0, 0.24
-    query[only, ANSWER], key[only, PICTURE] = ONLY
+    query[only, ANSWER], query[only, TEXT], key[only, PICTURE] = ONLY
 
 
 def _weigh(mlp: Any) -> None:

@@ -80,9 +80,10 @@ def make_config(tokenizer: Any, *, num_layers: int = 12) -> Any:
             "hidden_size": WIDTH,
             "intermediate_size": 384,
             "num_hidden_layers": num_layers,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "head_dim": 128,
+            # One wide head: all dimensions of the words are compared at once.
+            "num_attention_heads": 1,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
             "max_position_embeddings": 8192,
             "bos_token_id": None,
             "eos_token_id": token("[END]"),

@@ -301,7 +301,7 @@ class ListwiseTraining(PhotoTraining):
         needed = self.features if self.steps else self.features[:1]
         encoded = [self.encoded(features, self.rows) for features in progress(needed, "visual tokens")]
         captions = [self.corpus.captions[row][0] for row in self.rows]
-        pooled = scores(self.model, encoded[0][:, :1].float().repeat(1, 2, 1), captions)[1].detach()
+        pooled = scores(self.model, encoded[0][:, :1].float().repeat(1, 3, 1), captions)[1].detach()
         held_out = torch.tensor([row in self.held_out for row in self.rows])
         pooled[held_out[:, None] != held_out] = -torch.inf  # a list holds photographs of one kind
         kinds = [int(count) for count in held_out.long().bincount() if count]
