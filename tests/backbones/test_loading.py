@@ -15,7 +15,7 @@ import transformers
 from radical_rerank import Backbone, RaDiCal, Reranker, SparseVLM
 from radical_rerank.backbones import slow
 from radical_rerank.backbones.engine import BatchState
-from radical_rerank.backbones.placement import device_of
+from radical_rerank.backbones.model import device_of
 from radical_rerank.cli import main
 from radical_rerank.errors import InputError
 from radical_rerank.pruning import Pruner

@@ -27,7 +27,7 @@ from radical_rerank.method import (
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Pruner, Stage, StageView
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
-from radical_rerank.reranking.prompt import Prompt, PromptTemplate, build_prompt
+from radical_rerank.reranking.prompt import Prompt, PromptTemplate, build_prompt, sizes_of
 
 Vector = np.ndarray[Any, Any]
 
@@ -130,7 +130,7 @@ def evidence(
     """
     features = backbone.encode([backbone.preprocess(image, max_image_tokens) for image in images])
     template = template or PromptTemplate.of(backbone)
-    prompt = build_prompt(backbone, template, query, [feature.size for feature in features])
+    prompt = build_prompt(backbone, template, query, sizes_of(features))
     probe = AttentionProbe()
     with probe.on(backbone.model, prompt.layout):
         logits = backbone.next_token_logits(backbone.inputs([prompt.ids], features))[0]

@@ -22,7 +22,7 @@ from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Layout, Profile, Pruner, RaDiCal, Random, Stage, StageView
 from radical_rerank.reranking.calibration import CALIBRATION_CANDIDATES, calibrate, generated_list
 from radical_rerank.reranking.encoding import Document
-from radical_rerank.reranking.prompt import Prompt, PromptTemplate, build_prompt
+from radical_rerank.reranking.prompt import Prompt, PromptTemplate, build_prompt, sizes_of
 from radical_rerank.reranking.reranker import Reranker
 from radical_rerank.reranking.results import Ranking
 
@@ -295,7 +295,7 @@ class _Bench:
         for seed, count in enumerate(CANDIDATES):
             query, images = generated_list(seed, count)
             features = self.model.encode([self.model.preprocess(image, IMAGE_TOKENS) for image in images])
-            prompt = build_prompt(self.model, template, query, [own.size for own in features])
+            prompt = build_prompt(self.model, template, query, sizes_of(features))
             cases.append(_Case(features, prompt))
         return cases
 

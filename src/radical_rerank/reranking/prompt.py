@@ -7,7 +7,7 @@ import json
 import re
 import string
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib import resources
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radical_rerank.backbones import Backbone, Size
+from radical_rerank.backbones import Backbone, ImageFeatures, Size
 from radical_rerank.backbones.model import folder_of
 from radical_rerank.errors import InputError, OutOfWorldWarning, ScoringError
 from radical_rerank.pruning import Layout
@@ -247,6 +247,11 @@ class Prompt:
         return Answer(chosen.log_softmax(dim=-1).tolist())
 
 
+def sizes_of(features: Iterable[ImageFeatures]) -> list[Size]:
+    """Return images as a prompt takes them: numbers of visual tokens, or rows with markup between them."""
+    return [feature.rows or len(feature.tokens) for feature in features]
+
+
 def query_tokens(backbone: Backbone, text: str) -> int:
     """Return how many tokens a query has."""
     return len(_encode_plain(backbone.tokenizer, text.strip()))
@@ -268,7 +273,7 @@ def build_prompt(
         template: the words of the prompt
         query: the query's text. It is tokenized apart, with special tokens as plain text: no query can forge
             markup. Words that the tokenizer does not know give an OutOfWorldWarning
-        image_sizes: visual tokens of each candidate, or rows of them (`ImageFeatures.rows`)
+        image_sizes: visual tokens of each candidate, or rows of them (`sizes_of` features)
         reference_size: the same of the reference image of a composed query
         generate: ask for the whole order, not for the best candidate
 
