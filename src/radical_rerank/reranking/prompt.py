@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from radical_rerank.backbones import Backbone, ImageFeatures, Size
+from radical_rerank.backbones.families import FAMILIES
 from radical_rerank.backbones.model import folder_of
 from radical_rerank.errors import InputError, OutOfWorldWarning, ScoringError
 from radical_rerank.pruning import Layout
@@ -156,21 +157,18 @@ class PromptTemplate:
     @classmethod
     def of(cls, backbone: Backbone) -> PromptTemplate:
         """Return the model's own template, if its folder has one, else its family's."""
-        own = own_template(backbone)
-        if own is not None:
-            return cls.load(own)
-        kind = backbone.model.config.model_type
-        shipped = resources.files("radical_rerank.reranking") / "templates" / f"{kind}.json"
-        return cls.load(kind if shipped.is_file() else "default")
+        return cls.load(own_template(backbone) or backbone.model.config.model_type)
 
     @classmethod
     def load(cls, source: str | Path | dict[str, Any]) -> PromptTemplate:
-        """Load a template from a dict, a JSON file, or the name of a model family."""
+        """Load a template from a dict, a JSON file, or the name of a model family: most use the default."""
         if isinstance(source, dict):
             values = source
         else:
-            shipped = resources.files("radical_rerank.reranking") / "templates" / f"{source}.json"
-            path = shipped if shipped.is_file() else Path(source)
+            shipped = resources.files("radical_rerank.reranking") / "templates"
+            path = shipped / f"{source}.json"
+            if not path.is_file():
+                path = shipped / "default.json" if source in FAMILIES else Path(source)
             try:
                 values = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
