@@ -164,18 +164,28 @@ _fingerprints: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKey
 def config_digest(config: Any) -> str:
     """Return 16 hexadecimal digits: a digest of what a configuration says about the computation.
 
-    Only values that differ from the library's defaults count, since a later version may add new defaults.
+    Only values that differ from the library's defaults count, since a later version may add new defaults. A
+    configuration inside another is compared with its own defaults.
     """
-    # Settings of loading, saving and calling do not change the computation.
-    ignored = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
-
-    def cleaned(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: cleaned(v) for k, v in value.items() if k not in ignored and "attn_impl" not in str(k)}
-        return value
-
-    text = json.dumps(cleaned(config.to_diff_dict()), sort_keys=True, default=str)
+    text = json.dumps(_differing(config), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# Settings of loading, saving and calling do not change the computation.
+_IGNORED = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+
+
+def _differing(config: Any) -> dict[str, Any]:
+    """Return the values of a configuration that are not the defaults of its class, and its model type."""
+    values, default = config.to_dict(), {**type(config)().to_dict(), "model_type": None}
+    differing = {}
+    for name, value in values.items():
+        inner = getattr(config, name, None)
+        if hasattr(inner, "model_type"):
+            differing[name] = _differing(inner)
+        elif name not in _IGNORED and "attn_impl" not in name and value != default.get(name):
+            differing[name] = value
+    return differing
 
 
 def _plain_tensors(model: Any, *, read: bool) -> Iterator[tuple[str, Tensor]]:
