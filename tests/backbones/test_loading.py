@@ -15,14 +15,14 @@ import transformers
 from radical_rerank import Backbone, RaDiCal, Reranker, SparseVLM
 from radical_rerank.backbones import slow
 from radical_rerank.backbones.engine import BatchState
-from radical_rerank.backbones.placement import device_of
+from radical_rerank.backbones.model import config_digest, device_of
 from radical_rerank.cli import main
 from radical_rerank.errors import InputError
 from radical_rerank.pruning import Pruner
 from radical_rerank.reranking import check_model, generated_list
 from radical_rerank.reranking.check import _Bench
 from tests.cases import PROFILE, draw_list, first_fast, greedy, make_case, model_of, stack
-from tests.tiny import write_tiny
+from tests.tiny import tiny_config, write_tiny
 
 PRUNER = RaDiCal(keep=0.3, layers=(1, 4, 7), profile=PROFILE)
 
@@ -285,3 +285,29 @@ def test_a_quantized_model_passes_the_checks(library: str, tmp_path: Path) -> No
     assert backbone.fingerprint != Backbone.from_pretrained(folder).fingerprint
     report = check_model(backbone, lists=1, candidates=3, calibration=[generated_list(0, 3)])
     assert [one for one in report.checks if not one.passed] == []
+
+
+# The identity of a model.
+
+
+@pytest.mark.parametrize("part", ["the model's", "text_config", "vision_config"])
+def test_a_default_that_a_later_version_adds_leaves_the_digest_as_it_is(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def part_of(config: Any) -> Any:
+        return getattr(config, part, config)
+
+    before = config_digest(tiny_config("qwen3_vl"))
+    kind = type(part_of(tiny_config("qwen3_vl")))
+    made = kind.__init__
+
+    def later(self: Any, *args: Any, **values: Any) -> None:
+        made(self, *args, **values)
+        self.novelty = "as before"
+
+    monkeypatch.setattr(kind, "__init__", later)
+    config = tiny_config("qwen3_vl")
+    assert part_of(config).to_dict()["novelty"] == "as before"
+    assert config_digest(config) == before
+    part_of(config).novelty = "another"
+    assert config_digest(config) != before

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from radical_rerank.backbones.hooks import last_row_only
-from radical_rerank.backbones.model import family_of, text_model
+from radical_rerank.backbones.model import last_row_only
 from radical_rerank.lab.bench.memory import PeakMemory
 from radical_rerank.method import normalized_entropy, text_averaged
 from radical_rerank.pruning import Dense, Pruner, RaDiCal, Random, Stage, StageView
@@ -157,7 +156,7 @@ def test_the_last_layer_for_one_row_gives_that_rows_logits(family: str, attentio
             for use_cache in (False, True):
                 with torch.no_grad(), method.on(model, layouts):
                     whole = model(**inputs, use_cache=use_cache)
-                    with last_row_only(model, text_model(model), family_of(model.config)):
+                    with last_row_only(model):
                         last = model(**inputs, use_cache=use_cache)
                 assert last.logits.shape[1] <= rows
                 torch.testing.assert_close(last.logits[:, -1], whole.logits[:, -1], atol=2e-5, rtol=0)
@@ -175,7 +174,7 @@ def test_a_stage_after_the_last_layer_has_all_rows() -> None:
     pruner = Fixed(keep=0.5)
     with torch.no_grad(), pruner.on(model, case.layout) as run:
         whole = model(**case.inputs).logits[:, -1]
-        with last_row_only(model, text_model(model), family_of(model.config)):
+        with last_row_only(model):
             assert torch.equal(model(**case.inputs).logits[:, -1], whole)
     assert run.stages[0][0].after == 11
 
@@ -185,7 +184,7 @@ def test_decoding_goes_on_after_a_prompt_whose_last_layer_ran_for_one_row(family
     model, case = model_of(family), make_case(family, [(2, 1), (1, 1)], seed=9)
     with RaDiCal(keep=0.3, profile=PROFILE).on(model, case.layout):
         expected = greedy(model, case.inputs, 4)
-        with last_row_only(model, text_model(model), family_of(model.config)):
+        with last_row_only(model):
             actual = greedy(model, case.inputs, 4)
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)

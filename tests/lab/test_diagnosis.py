@@ -13,12 +13,13 @@ import torch
 from PIL import Image
 
 from radical_rerank import Reranker
-from radical_rerank.backbones import Backbone
+from radical_rerank.backbones import Backbone, slow
 from radical_rerank.lab.diagnosis import Evidence, Without, diagnose, evidence, spearman, summary, z_score
 from radical_rerank.reranking import calibrate
-from radical_rerank.reranking.prompt import PromptTemplate
+from radical_rerank.reranking.prompt import PromptTemplate, build_prompt, sizes_of
 from tests.cases import draw_list, make_case, model_of
 from tests.lab.slow import SlowList, slow_z
+from tests.tiny import READABLE
 
 SIZES = ((64, 64), (96, 64), (32, 64), (128, 96), (64, 32))
 """a sum over a candidate's tokens is not a mean only where they differ in number"""
@@ -44,18 +45,55 @@ def test_evidence_is_what_the_stock_model_shows(
     query, images = pictures(1)
     template = replace(PromptTemplate.of(backbones[family]), intro="Look at these. ")
     measured = evidence(backbones[family], query, images, template=template, max_image_tokens=24)
-    slow = SlowList(eager[family], query, images, template, 24)
-    sizes = {len(candidate) for candidate in slow.prompt.layout.candidates}
+    plain = SlowList(eager[family], query, images, template, 24)
+    sizes = {len(candidate) for candidate in plain.prompt.layout.candidates}
     assert len(sizes) > 1 or family != "qwen3_vl"
-    assert measured.contribution == pytest.approx(slow.contribution(), rel=2e-3, abs=1e-7)
+    assert measured.contribution == pytest.approx(plain.contribution(), rel=2e-3, abs=1e-7)
     assert min(measured.contribution) > 1e-4  # far above what rounding does
-    assert measured.h_norm == pytest.approx(slow.h_norm(), rel=1e-4)
-    for layer, p in enumerate(slow.attention()):
-        assert measured.attention[layer] == pytest.approx(slow.means(p), rel=1e-3)
-    priors = slow.priors()
+    assert measured.layers == list(range(backbones[family].shape.num_layers))
+    assert measured.h_norm == pytest.approx(plain.h_norm(), rel=1e-4)
+    for layer, p in enumerate(plain.attention()):
+        assert measured.attention[layer] == pytest.approx(plain.means(p), rel=1e-3)
+    priors = plain.priors()
     assert set(measured.priors) == set(priors)
     for name, values in priors.items():
-        assert measured.priors[name] == pytest.approx(slow.means(values), rel=1e-3, abs=1e-6)
+        assert measured.priors[name] == pytest.approx(plain.means(values), rel=1e-3, abs=1e-6)
+
+
+def test_evidence_of_a_hybrid_decoder_is_that_of_its_layers_with_attention(
+    backbones: dict[str, Backbone],
+) -> None:
+    """And a candidate is removed before the first layer: no state of a linear layer has seen it."""
+    backbone, (query, images) = backbones["qwen3_5"], pictures(1)
+    measured = evidence(backbone, query, images, max_image_tokens=24)
+    assert measured.layers == list(READABLE["qwen3_5"])
+    features = backbone.encode([backbone.preprocess(image, 24) for image in images])
+    prompt = build_prompt(backbone, PromptTemplate.of(backbone), query, sizes_of(features))
+    inputs, columns = backbone.inputs([prompt.ids], features), prompt.layout.positions.tolist()
+    seen: dict[str, Any] = {}
+    handle = backbone.text.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.update(kwargs), with_kwargs=True
+    )
+    with slow.eager(backbone), slow.attention_of(backbone, prompt.layout.rows, columns) as full:
+        stock = slow.stock_logits(backbone, inputs)[0, -1]
+    handle.remove()
+    for layer, h_norm, means in zip(measured.layers, measured.h_norm, measured.attention, strict=True):
+        p = (full[layer] / full[layer].sum(dim=1, keepdim=True)).mean(dim=0)
+        assert h_norm == pytest.approx(float(-(p * p.log()).sum() / np.log(len(p))), rel=1e-4)
+        sizes = [len(candidate) for candidate in prompt.layout.candidates]
+        assert means == pytest.approx([float(part.mean()) for part in p.split(sizes)], rel=1e-3)
+    expected = []
+    for candidate in prompt.layout.candidates:
+        rest = [place for place in range(len(prompt.ids)) if place not in candidate]
+        with torch.no_grad():
+            hidden = backbone.text(
+                inputs_embeds=seen["inputs_embeds"][:, rest], position_ids=seen["position_ids"][..., rest]
+            ).last_hidden_state[0, -1]
+            other = backbone.model.lm_head(hidden)
+        changed = (logits[prompt.identifiers].softmax(-1) for logits in (stock, other))
+        expected.append(float(torch.sub(*changed).abs().sum() / 2))
+    assert measured.contribution == pytest.approx(expected, rel=2e-3, abs=1e-7)
+    assert min(expected) > 1e-4
 
 
 @pytest.mark.slow
@@ -63,12 +101,14 @@ def test_z_and_h_norm_are_means_over_lists_of_the_exact_figures() -> None:
     """z against the null of all 120 permutations; 4,000 drawn ones come close."""
     first = Evidence(
         contribution=[0.1, 0.5, 0.2, 0.3, 0.4],
+        layers=[1, 4],
         attention=[[1, 5, 2, 3, 4], [5, 1, 2, 3, 4]],
         h_norm=[0.9, 0.5],
         priors={"U": [1, 2, 3, 4, 5]},
     )
     second = Evidence(
         contribution=[0.3, 0.1, 0.4, 0.2, 0.6],
+        layers=[1, 4],
         attention=[[2, 1, 1, 3, 4], [3, 5, 5, 1, 2]],
         h_norm=[0.7, 0.1],
         priors={"U": [2, 2, 2, 1, 5]},
@@ -76,6 +116,7 @@ def test_z_and_h_norm_are_means_over_lists_of_the_exact_figures() -> None:
     lists = [first, second]
     measured = summary(lists, permutations=4000)
     assert measured.lists == 2
+    assert measured.layers == (1, 4)
     assert measured.h_norm == pytest.approx([0.8, 0.3])
     for layer in (0, 1):
         exact = [slow_z(one.attention[layer], one.contribution) for one in lists]

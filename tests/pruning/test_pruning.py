@@ -472,11 +472,8 @@ def test_a_schedule_is_found_where_alpha_is_not_needed(name: str) -> None:
     assert Profile.find(same, alpha=False) == Profile.find(name)
     assert Profile.find(replace(same, name=f"{name}-hf"), alpha=False) == Profile.find(name)
     assert Profile.find(replace(same, name="another"), alpha=False) is None
-    assert (RaDiCal().needs_alpha, RaDiCal(alpha=0.5).needs_alpha, Random().needs_alpha) == (
-        True,
-        False,
-        False,
-    )
+    needed = [pruner.needs_profile for pruner in (RaDiCal(), RaDiCal(alpha=0.5), Random(layers=(2,)))]
+    assert needed == ["alpha", "layers", None]
     whole = Profile.measured(name, [0.5 + i / 100 for i in range(32)], 1, "measured", same.fingerprint)
     whole.save(Profile.cache_path(same))
     assert Profile.find(same) == Profile.find(same, alpha=False) == whole

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from radical_rerank.backbones import Backbone, decoding, engine, view
-from radical_rerank.backbones.slow import attention_of, eager, masked_logits
+from radical_rerank.backbones import Backbone, decoding, engine, hooks, view
+from radical_rerank.backbones.slow import attention_of, eager, pruned_logits
 from radical_rerank.cli import main
 from radical_rerank.errors import InputError
 from radical_rerank.method import keep_count, normalized_entropy
@@ -46,9 +46,7 @@ def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
 def test_every_family_passes_every_check(family: str, backbones: dict[str, Backbone]) -> None:
     report = check_model(backbones[family], **SMALL, calibration=[generated_list(0, 3)])
-    # The tiny Qwen3.5 ends with a linear layer, where no mask hides a token.
-    left_out = ("pruned", "decoding") if family == "qwen3_5" else ()
-    assert [one.name for one in report.checks] == [name for name in NAMES if name not in left_out]
+    assert [one.name for one in report.checks] == NAMES
     assert [one for one in report.checks if not one.passed] == []
     assert report.passed
     assert report.profile is not None
@@ -126,9 +124,10 @@ def one_token_too_many(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(engine, "keep_count", lambda keep, alive: min(alive, stock(keep, alive) + 1))
 
 
-def the_model_is_left_changed(run: Any, result: Any, *_: Any) -> Any:
-    with torch.no_grad():
-        run._text.norm.weight *= torch.linspace(1, 1.2, len(run._text.norm.weight))
+def the_model_is_left_changed(own: Any, result: Any, *_: Any) -> Any:
+    if own.owner is not None:  # the hooks of a pruned block
+        with torch.no_grad():
+            own.owner.norm.weight *= torch.linspace(1, 1.2, len(own.owner.norm.weight))
     return result
 
 
@@ -143,7 +142,7 @@ BREAKS: dict[str, Break] = {
     "batch attention": after(view.View, "_slots_of", rows_of_a_padded_batch_are_one_off),
     "batch": after(engine.BatchState, "_gather", padding_is_seen),
     "budget": one_token_too_many,
-    "restored": after(engine.Run, "__exit__", the_model_is_left_changed),
+    "restored": after(hooks.Hooks, "__exit__", the_model_is_left_changed),
 }
 
 
@@ -170,6 +169,20 @@ def test_a_broken_engine_fails_the_check_that_is_for_it(
     broken = measured(own, name)
     assert not broken.passed
     assert broken.difference is not None, "a difference is measured; the check does not just crash"
+    assert broken.difference > 5 * broken.tolerance
+
+
+@pytest.mark.parametrize("name", ["pruned", "decoding"])
+def test_a_broken_engine_fails_on_a_decoder_that_ends_with_a_linear_layer(
+    name: str, backbones: dict[str, Backbone], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hybrid = backbones["qwen3_5"]
+    assert hybrid.shape.num_layers - 1 not in hybrid.family.attending
+    whole = measured(hybrid, name)
+    assert whole.passed, whole
+    BREAKS[name](monkeypatch)
+    broken = measured(hybrid, name)
+    assert broken.difference is not None
     assert broken.difference > 5 * broken.tolerance
 
 
@@ -214,7 +227,7 @@ def test_the_model_is_left_as_it_was(backbone: Backbone) -> None:
     with pytest.raises(ZeroDivisionError), eager(backbone), attention_of(backbone, [0], [0]):
         1 / 0  # noqa: B018
     with pytest.raises(IndexError):
-        masked_logits(backbone, inputs, [[99]] * backbone.shape.num_layers)
+        pruned_logits(backbone, inputs, [[99]] * backbone.shape.num_layers)
     assert backbone.text.config._attn_implementation == before
     assert not any(
         module._forward_hooks or module._forward_pre_hooks for module in backbone.text.layers.modules()

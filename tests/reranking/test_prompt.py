@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from radical_rerank.backbones import Backbone
+from radical_rerank.backbones.families import FAMILIES
 from radical_rerank.errors import InputError
 from radical_rerank.reranking import PromptTemplate
 from radical_rerank.reranking.prompt import IDENTIFIERS, build_prompt
@@ -91,6 +92,14 @@ def test_the_user_s_own_template(backbone: Backbone, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(InputError, match="cannot read the prompt template"):
         PromptTemplate.load(tmp_path / "broken.json")
+
+
+def test_every_family_has_a_template_by_its_name(backbone: Backbone) -> None:
+    default = PromptTemplate.load("default")
+    assert PromptTemplate.of(backbone) == default
+    assert [PromptTemplate.load(family) for family in FAMILIES] == [default] * len(FAMILIES)
+    with pytest.raises(InputError, match="cannot read the prompt template qwen9_vl"):
+        PromptTemplate.load("qwen9_vl")
 
 
 def test_a_letter_that_is_not_one_token_is_an_error(backbone: Backbone) -> None:

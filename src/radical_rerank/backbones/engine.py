@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -22,8 +22,14 @@ from torch import Tensor
 from radical_rerank.backbones.decoding import Decoding
 from radical_rerank.backbones.families.base import LINEAR, Family, Tokens
 from radical_rerank.backbones.hooks import Hooks, entered_for
-from radical_rerank.backbones.model import base_model, family_of, identity_of, text_model, unwrapped
-from radical_rerank.backbones.placement import device_of
+from radical_rerank.backbones.model import (
+    base_model,
+    device_of,
+    family_of,
+    identity_of,
+    text_model,
+    unwrapped,
+)
 from radical_rerank.backbones.view import LazyTensor, View, all_keys
 from radical_rerank.errors import CalibrationError, LayoutError, UnsupportedModelError
 from radical_rerank.method import keep_count
@@ -58,8 +64,9 @@ class Run:
         self._family = family_of(self._base.config)
         self._image_token: int = self._base.config.image_token_id
         self._layers = list(self._text.layers)
-        if pruner.needs_profile:
-            profile = Profile.find(identity_of(model), alpha=pruner.needs_alpha)
+        needed = pruner.needs_profile
+        if needed is not None:
+            profile = Profile.find(identity_of(model), alpha=needed == "alpha")
             if profile is None:
                 raise CalibrationError(
                     f"{type(pruner).__name__} needs the model's trust profile, and none is known: pass "
@@ -76,7 +83,6 @@ class Run:
         stages = stages_of(pruner, len(self._layers), self._family.readable)
         self._stages = {(stage.layer, stage.when): stage for stage in stages}
         self._model = model
-        self._hooks: Hooks | None = None
         self._images: Tensor | None = None
         self._mask: Any = None
         self._groups: Tensor | None = None
@@ -89,12 +95,15 @@ class Run:
         self.tokens_per_layer: list[int] = []
         """the longest list's tokens in each layer, at the latest prompt"""
 
-    def __enter__(self) -> Run:
+    @contextmanager
+    def entered(self) -> Iterator[Run]:
+        """Set the hooks for a block. They are removed after it, also after an exception."""
         if entered_for(self._text):
             raise RuntimeError("this model is already being pruned; leave the other context first")
-        if self._stages:
-            self._hooks = hooks = Hooks(unwrapped(self._model), self._base, self._text, owner=self._text)
-            hooks.__enter__()
+        if not self._stages:
+            yield self
+            return
+        with Hooks(unwrapped(self._model), self._base, self._text, owner=self._text) as hooks:
             hooks.before(self._base, self._find_images)
             hooks.before(self._text, self._begin)
             for index, layer in enumerate(self._layers):
@@ -104,21 +113,16 @@ class Run:
             levels = getattr(self._base.config.vision_config, "deepstack_visual_indexes", None) or ()
             if last < len(levels) or (last, "after") in self._stages:
                 hooks.before(self._text.norm, self._end)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._hooks is None:
-            return
-        self._hooks.__exit__(kind, error, trace)
-        self._state = self._decoding = None
-        if error is None and not self._ran and self._hooks.elsewhere:
+            try:
+                yield self
+            finally:
+                self._state = self._decoding = None
+        if not self._ran and hooks.elsewhere:
             warnings.warn(
                 "the model ran unpruned: it was called from another thread or task than the one that "
                 "entered this context",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
 
     # The hooks, in the order in which they run: the model without its head, its text model, each layer, the

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from radical_rerank.backbones.placement import device_of
 from radical_rerank.backbones.view import all_keys
 from radical_rerank.errors import StoppedError
 
@@ -99,15 +98,13 @@ def watching(module: Any) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def last_row_only(model: nn.Module, text: Any, family: Family) -> Iterator[None]:
-    """Run the last decoder layer for the prompt's last row alone, since no other row is read.
+def one_row(model: nn.Module, text: Any, device: torch.device, family: Family) -> Iterator[None]:
+    """Run the last decoder layer for the prompt's last row alone: see `last_row_only`.
 
     Its keys and values are still computed for all tokens. They go into the cache, or into one made for this
-    call. The model's output then has this one row. Enter it inside a Pruner's context, so that it runs after
-    the last stage. If something reads the last layer's output, such as a stage after it, all rows are
-    computed.
+    call. If something reads the last layer's output, such as a stage after it, all rows are computed.
 
-    model: the Hugging Face model; text: its decoder
+    model: the Hugging Face model; text: its decoder; device: of the last layer
     family: what is declared of the decoder. Only full attention can leave out rows: the state of a linear
         layer needs all of them, and a window's cache would lose its first keys
     """
@@ -119,7 +116,6 @@ def last_row_only(model: nn.Module, text: Any, family: Family) -> Iterator[None]
         mask = kwargs.get("attention_mask")
         read = layer._forward_hooks or text.norm._forward_pre_hooks or family.kinds[-1] != "full_attention"
         if not read and (mask is None or isinstance(mask, Tensor)) and hidden.shape[1] > 1:
-            device = device_of(layer)
             hidden = hidden.to(device)
             cos, sin = (part.to(device) for part in kwargs["position_embeddings"])
             earlier = hidden[:, :-1]

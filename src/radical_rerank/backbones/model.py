@@ -20,8 +20,7 @@ from torch import Tensor
 
 from radical_rerank.backbones.families import FAMILIES, REFUSED, Family
 from radical_rerank.backbones.families.base import FULL, LINEAR, WINDOW, ImageFeatures, Pixels
-from radical_rerank.backbones.hooks import last_row_only, stopping
-from radical_rerank.backbones.placement import device_of, plain_tensors
+from radical_rerank.backbones.hooks import one_row, stopping
 from radical_rerank.embedded import DEFAULT_MODEL as DEFAULT_MODEL
 from radical_rerank.embedded import MODELS  # the one place that knows the models that ship
 from radical_rerank.errors import InputError, RadicalError, UnsupportedModelError
@@ -83,6 +82,32 @@ def text_model(model: Any) -> Any:
     return getattr(base_model(model), family_of(model.config).decoder)
 
 
+def device_of(module: Any) -> torch.device:
+    """Return the device that a module computes on.
+
+    accelerate may keep its weights elsewhere (in memory, on disk) and move them there for each call.
+    """
+    weight = next(module.parameters())
+    # Weights that lie elsewhere are on the meta device. The first hook in or on the module says where to.
+    for part in module.modules() if weight.is_meta else (module,):
+        hook = getattr(part, "_hf_hook", None)
+        for one in getattr(hook, "hooks", (hook,)):
+            place = getattr(one, "execution_device", None)
+            if place is not None:
+                return torch.device(place)
+    return torch.device(weight.device)
+
+
+def last_row_only(model: Any) -> AbstractContextManager[None]:
+    """Inside, the last decoder layer runs for the prompt's last row alone, since no other row is read.
+
+    The model's output then has this one row. Enter it inside a Pruner's context, so that it runs after the
+    last stage.
+    """
+    text = text_model(model)
+    return one_row(unwrapped(model), text, device_of(text.layers[-1]), family_of(model.config))
+
+
 def decoder_shape(config: Any) -> DecoderShape:
     """Return the decoder's dimensions, for counting costs."""
     family, text = family_of(config), config.text_config
@@ -122,12 +147,12 @@ def fingerprint_of(model: Any) -> str:
     """
     # Reading all weights of a large model takes seconds, so it is repeated only after a change.
     config = config_digest(unwrapped(model).config)
-    weights = plain_tensors(model, read=False)
+    weights = _plain_tensors(model, read=False)
     state = config, tuple((tensor.data_ptr(), tensor._version) for _, tensor in weights)
     known = _fingerprints.get(model)
     if known is None or known[0] != state:
         digest = hashlib.sha256(config.encode())
-        for name, tensor in plain_tensors(model, read=True):
+        for name, tensor in _plain_tensors(model, read=True):
             digest.update(f"{name} {tuple(tensor.shape)} {_checksum(tensor)}".encode())
         known = _fingerprints[model] = state, digest.hexdigest()[:16]
     return known[1]
@@ -139,18 +164,52 @@ _fingerprints: weakref.WeakKeyDictionary[Any, tuple[Any, str]] = weakref.WeakKey
 def config_digest(config: Any) -> str:
     """Return 16 hexadecimal digits: a digest of what a configuration says about the computation.
 
-    Only values that differ from the library's defaults count, since a later version may add new defaults.
+    Only values that differ from the library's defaults count, since a later version may add new defaults. A
+    configuration inside another is compared with its own defaults.
     """
-    # Settings of loading, saving and calling do not change the computation.
-    ignored = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
-
-    def cleaned(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: cleaned(v) for k, v in value.items() if k not in ignored and "attn_impl" not in str(k)}
-        return value
-
-    text = json.dumps(cleaned(config.to_diff_dict()), sort_keys=True, default=str)
+    text = json.dumps(_differing(config), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# Settings of loading, saving and calling do not change the computation.
+_IGNORED = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+
+
+def _differing(config: Any) -> dict[str, Any]:
+    """Return the values of a configuration that are not the defaults of its class, and its model type."""
+    values, default = config.to_dict(), {**type(config)().to_dict(), "model_type": None}
+    differing = {}
+    for name, value in values.items():
+        inner = getattr(config, name, None)
+        if hasattr(inner, "model_type"):
+            differing[name] = _differing(inner)
+        elif name not in _IGNORED and "attn_impl" not in name and value != default.get(name):
+            differing[name] = value
+    return differing
+
+
+def _plain_tensors(model: Any, *, read: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the plain tensors of every weight, in the order of their names.
+
+    A quantized weight may consist of several tensors. One that lies on disk is read, if asked for; else it
+    is an empty tensor of the meta device.
+    """
+    for name, tensor in sorted(model.state_dict().items()):
+        if not isinstance(tensor, Tensor):  # what a quantizer keeps beside its weights
+            continue
+        if read and tensor.is_meta:
+            from transformers.integrations.accelerate import load_offloaded_parameter
+
+            tensor = load_offloaded_parameter(model, name)
+        yield from ((name, part) for part in _parts(tensor))
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor.detach()
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _parts(getattr(tensor, name))
 
 
 _CHUNK = 1 << 22
@@ -329,7 +388,12 @@ class Backbone:
     @torch.inference_mode()
     def encode(self, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
         """Encode these images together; with the encoder's signals if requested."""
-        return self.family.encode(base_model(self.model), pixels, signals) if pixels else []
+        if not pixels:
+            return []
+        base = base_model(self.model)
+        device = device_of(getattr(base, self.family.encoder))
+        placed = [replace(each, values=each.values.to(device)) for each in pixels]
+        return self.family.encode(base, placed, signals)
 
     def inputs(self, prompts: Sequence[Sequence[int]], features: Sequence[ImageFeatures]) -> dict[str, Any]:
         """Return the model arguments for a batch of prompts (token ids), padded on the left.
@@ -350,7 +414,7 @@ class Backbone:
     @torch.inference_mode()
     def next_token_logits(self, inputs: dict[str, Any]) -> Tensor:
         """Return (B, vocabulary) float32 logits of the token that follows each prompt."""
-        with last_row_only(unwrapped(self.model), self.text, self.family):
+        with last_row_only(self.model):
             output = self.model(**inputs, logits_to_keep=1, use_cache=False)
         logits: Tensor = output.logits[:, -1].float()
         return logits
@@ -359,7 +423,7 @@ class Backbone:
     def last_hidden(self, inputs: dict[str, Any]) -> Tensor:
         """Return (B, d) float32 hidden states of each prompt's last token, after the final norm."""
         base = base_model(self.model)
-        with last_row_only(base, self.text, self.family):
+        with last_row_only(base):
             output = base(**inputs, use_cache=False)
         hidden: Tensor = output.last_hidden_state[:, -1].float()
         return hidden
@@ -367,7 +431,7 @@ class Backbone:
     @torch.inference_mode()
     def write(self, inputs: dict[str, Any], max_new_tokens: int) -> list[str]:
         """Return the text that the model generates after each prompt, greedily."""
-        with last_row_only(unwrapped(self.model), self.text, self.family):
+        with last_row_only(self.model):
             output = self.model.generate(
                 **inputs,
                 max_new_tokens=max_new_tokens,

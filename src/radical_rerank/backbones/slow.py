@@ -1,17 +1,19 @@
 """Slow and plain versions of what the engine does, made of the stock model alone.
 
-Attention is the model's own, in full. Dropped tokens stay in the pass, but nobody may look at them. There is
-no cache. This is what `radical check` compares the engine with, on any checkpoint and device.
+Attention is the model's own, in full. Dropped tokens stay in the pass, but nobody may look at them; linear
+layers run without them. There is no cache. This is what `radical check` compares the engine with, on any
+checkpoint and device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from radical_rerank.backbones.model import Backbone
 
@@ -33,12 +35,6 @@ def eager(backbone: Backbone) -> Iterator[None]:
 def attending(backbone: Backbone) -> list[int]:
     """Return the layers of the decoder whose attention can be read."""
     return list(backbone.family.readable)
-
-
-def maskable(backbone: Backbone) -> list[int]:
-    """Return the layers before which tokens can be dropped by a mask: attention alone follows."""
-    every, own = range(len(backbone.text.layers)), set(backbone.family.attending)
-    return [index for index in attending(backbone) if own.issuperset(every[index:])]
 
 
 @contextmanager
@@ -77,32 +73,49 @@ def stock_logits(backbone: Backbone, inputs: dict[str, Any]) -> Tensor:
 
 
 @torch.inference_mode()
-def masked_logits(backbone: Backbone, inputs: dict[str, Any], unseen: Sequence[Sequence[int]]) -> Tensor:
-    """Return (S, vocabulary) float32 logits of one prompt from which tokens were dropped, by masks alone.
+def pruned_logits(backbone: Backbone, inputs: dict[str, Any], unseen: Sequence[Sequence[int]]) -> Tensor:
+    """Return (S, vocabulary) float32 logits of one prompt from which tokens were dropped.
 
     unseen: per layer, the positions that no token may look at
     """
+    with eager(backbone), ExitStack() as hooks:
+        for index, columns in enumerate(unseen):
+            if len(columns):
+                drop = _hide if index in backbone.family.attending else _leave_out
+                for handle in drop(backbone.text.layers[index], list(columns)):
+                    hooks.enter_context(handle)
+        return stock_logits(backbone, inputs)[0]
 
-    def hide(columns: Sequence[int]) -> Callable[..., Any]:
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            mask: Tensor = kwargs["attention_mask"].clone()  # (1, 1, S, S), added to the products
-            mask[..., list(columns)] = torch.finfo(mask.dtype).min
-            return args, {**kwargs, "attention_mask": mask}
 
-        return hook
+def _hide(layer: Any, columns: list[int]) -> Iterator[RemovableHandle]:
+    """Hide columns from a layer's attention, by its mask."""
 
-    layers = zip(backbone.text.layers, unseen, strict=True)
-    handles = [
-        layer.register_forward_pre_hook(hide(columns), with_kwargs=True)
-        for layer, columns in layers
-        if len(columns)
-    ]
-    try:
-        with eager(backbone):
-            return stock_logits(backbone, inputs)[0]
-    finally:
-        for handle in handles:
-            handle.remove()
+    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        mask: Tensor = kwargs["attention_mask"].clone()  # (1, 1, S, S), added to the products
+        mask[..., columns] = torch.finfo(mask.dtype).min
+        return args, {**kwargs, "attention_mask": mask}
+
+    yield layer.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _leave_out(layer: Any, columns: list[int]) -> Iterator[RemovableHandle]:
+    """Run a linear layer without columns: no mask would hide them from its state. They pass it unchanged."""
+    whole: list[Tensor] = []
+
+    def rest() -> list[int]:
+        return sorted(set(range(whole[0].shape[1])) - set(columns))
+
+    def before(module: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Any:
+        whole[:] = args[:1]
+        return (args[0][:, rest()],), {**kwargs, "attention_mask": None}
+
+    def after(module: Any, args: Any, output: Tensor) -> Tensor:
+        passed = whole[0].to(output.device, copy=True)
+        passed[:, rest()] = output
+        return passed
+
+    yield layer.register_forward_pre_hook(before, with_kwargs=True)
+    yield layer.register_forward_hook(after)
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from radical_rerank.method import (
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Pruner, Stage, StageView
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
-from radical_rerank.reranking.prompt import Prompt, PromptTemplate, build_prompt
+from radical_rerank.reranking.prompt import Prompt, PromptTemplate, build_prompt, sizes_of
 
 Vector = np.ndarray[Any, Any]
 
@@ -37,31 +37,33 @@ BATCH = 10
 
 @dataclass(kw_only=True)
 class AttentionProbe(Pruner):
-    """Keeps every token and saves the attention of every layer and the priors."""
+    """Keeps every token and saves the priors, and the attention of every layer where it can be read."""
 
     keep: float = 1.0
-    layers: list[Tensor] = field(default_factory=list)
+    attention: dict[int, Tensor] = field(default_factory=dict)
     priors: dict[str, Tensor] = field(default_factory=dict)
 
     def stages(self, num_layers: int) -> list[Stage]:
-        """Return one stage before every layer."""
+        """Return one stage before every layer: they go to the layers that can be read."""
         return [Stage(layer, 1.0) for layer in range(num_layers)]
 
     def select(self, view: StageView, count: int) -> Tensor:
         """Save the layer's attention and return all tokens."""
-        if not self.layers:
+        if not self.attention:
             self.priors = {
                 "U": candidate_uniqueness(view.vision),
                 "Q": query_relevance(view.vision, view.query_embedding),
                 "U×Q": discriminative_importance(view.vision, view.query_embedding, view.candidate_of),
             }
-        self.layers.append(text_averaged(view.attention()))
+        self.attention[view.layer] = text_averaged(view.attention())
         return torch.arange(count, device=view.alive.device)
 
 
 @dataclass(kw_only=True)
 class Without(Pruner):
     """Removes one candidate: the one whose number is the key of the list's layout."""
+
+    reads_attention: ClassVar[bool] = False  # so the first layer will do, whatever it is
 
     def stages(self, num_layers: int) -> list[Stage]:
         """Return one stage before the first layer."""
@@ -78,12 +80,14 @@ class Diagnosis:
 
     Args:
         lists: how many lists there were
-        z: reliability of the attention, per layer
-        h_norm: normalized entropy of the attention, per layer
+        layers: those whose attention can be read
+        z: reliability of the attention, per layer of these
+        h_norm: normalized entropy of the attention, per layer of these
         references: z of three scores that use no attention: U, Q and U×Q
     """
 
     lists: int
+    layers: tuple[int, ...]
     z: tuple[float, ...]
     h_norm: tuple[float, ...]
     references: dict[str, float]
@@ -100,12 +104,14 @@ class Evidence:
 
     Args:
         contribution: (N,) RC_g
+        layers: those whose attention can be read
         attention: (layers, N) mean attention on the tokens of each candidate
         h_norm: (layers,) normalized entropy
         priors: (N,) means over the tokens of each candidate, of the scores that use no attention
     """
 
     contribution: list[float]
+    layers: list[int]
     attention: list[list[float]]
     h_norm: list[float]
     priors: dict[str, list[float]]
@@ -130,7 +136,7 @@ def evidence(
     """
     features = backbone.encode([backbone.preprocess(image, max_image_tokens) for image in images])
     template = template or PromptTemplate.of(backbone)
-    prompt = build_prompt(backbone, template, query, [feature.size for feature in features])
+    prompt = build_prompt(backbone, template, query, sizes_of(features))
     probe = AttentionProbe()
     with probe.on(backbone.model, prompt.layout):
         logits = backbone.next_token_logits(backbone.inputs([prompt.ids], features))[0]
@@ -141,8 +147,9 @@ def evidence(
             float((masked[prompt.identifiers].softmax(-1) - base).abs().sum() / 2)
             for masked in _masked(backbone, prompt, features)
         ],
-        [_means(p, owner) for p in probe.layers],
-        [float(normalized_entropy(p)) for p in probe.layers],
+        list(probe.attention),
+        [_means(p, owner) for p in probe.attention.values()],
+        [float(normalized_entropy(p)) for p in probe.attention.values()],
         {name: _means(values, owner) for name, values in probe.priors.items()},
     )
 
@@ -156,17 +163,19 @@ def summary(lists: Iterable[Evidence], *, permutations: int = 200, seed: int = 0
         seed: seeds the shuffling; the same lists in the same order give the same figures
     """
     rng = np.random.default_rng(seed)
+    layers: list[int] = []
     rows: list[list[float]] = []
     entropies: list[list[float]] = []
     references: dict[str, list[float]] = {}
     for one in lists:
-        contribution = np.array(one.contribution)
+        layers, contribution = one.layers, np.array(one.contribution)
         rows.append([z_score(np.array(p), contribution, permutations, rng) for p in one.attention])
         entropies.append(one.h_norm)
         for name, values in one.priors.items():
             references.setdefault(name, []).append(z_score(np.array(values), contribution, permutations, rng))
     return Diagnosis(
         len(rows),
+        tuple(layers),
         tuple(np.mean(rows, axis=0).tolist()),
         tuple(np.mean(entropies, axis=0).tolist()),
         {name: float(np.mean(values)) for name, values in references.items()},

@@ -109,10 +109,12 @@ def answer(
         choices: the possible answers
         key: a number that identifies the question: methods that draw at random draw differently for each
     """
-    start, end = backbone.tokenizer.convert_tokens_to_ids(["<|vision_start|>", "<|vision_end|>"])
-    ids = [start, *[backbone.image_token_id] * len(feature.tokens), end]
-    ids += backbone.tokenizer(f"question: {question} answer:", add_special_tokens=False)["input_ids"]
-    with pruner.on(backbone.model, replace(layout_of(backbone.model, ids), key=key)):
+    tokenizer, (before, after) = backbone.tokenizer, backbone.family.markup
+    mark = tokenizer.convert_ids_to_tokens(backbone.image_token_id)
+    ids: list[int] = tokenizer(f"{before}{feature.text(mark)}{after}")["input_ids"]
+    ids += tokenizer(f"question: {question} answer:", add_special_tokens=False)["input_ids"]
+    layout = replace(layout_of(backbone.model, ids, image_sizes=[feature.grid]), key=key)
+    with pruner.on(backbone.model, layout):
         logits = backbone.next_token_logits(backbone.inputs([ids], [feature]))[0]
-    words = [backbone.tokenizer(f" {c}", add_special_tokens=False)["input_ids"][0] for c in choices]
+    words = [tokenizer(f" {c}", add_special_tokens=False)["input_ids"][0] for c in choices]
     return choices[int(logits[words].argmax())]

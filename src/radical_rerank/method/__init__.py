@@ -15,13 +15,13 @@ from radical_rerank.method.what import (
     ranks,
     saliency,
     signed_prior,
+    text_averaged,
     uniqueness_of,
 )
 from radical_rerank.method.when import (
     arithmetic_fusion,
     geometric_fusion,
     normalized_entropy,
-    text_averaged,
     trust,
 )
 from radical_rerank.method.where import (

@@ -89,6 +89,19 @@ def uniqueness_of(tokens: Tensor, candidate_of: Tensor, *, exact: bool = False) 
     return exact_uniqueness(tokens, candidate_of) if exact else candidate_uniqueness(tokens)
 
 
+def text_averaged(attention: Tensor) -> Tensor:
+    """p_i = mean over text rows r of A_{r,i} / Σ_j A_{r,j}.
+
+    attention: (rows, V) head-averaged, restricted to visual columns -> (V,), summing to 1.
+    Rows that see no visual token do not count; if no row sees any, p is uniform.
+    """
+    mass = attention.sum(dim=-1)
+    seen = mass >= torch.finfo(mass.dtype).tiny  # below it, 1 / mass overflows
+    weight = torch.where(seen, 1 / mass, 0) / seen.sum().clamp(min=1)
+    uniform = attention.new_full(attention.shape[-1:], 1 / max(attention.shape[-1], 1))
+    return torch.where(seen.any(), weight @ attention, uniform)
+
+
 def attention_information(p: Tensor) -> Tensor:
     """AttInfo_i = max(p_i · log(V_T · p_i), 0): a token's share of KL(p ‖ uniform) where it is positive.
 

@@ -10,19 +10,6 @@ from torch import Tensor
 EPSILON = 1e-6
 
 
-def text_averaged(attention: Tensor) -> Tensor:
-    """p_i = mean over text rows r of A_{r,i} / Σ_j A_{r,j}.
-
-    attention: (rows, V) head-averaged, restricted to visual columns -> (V,), summing to 1.
-    Rows that see no visual token do not count; if no row sees any, p is uniform.
-    """
-    mass = attention.sum(dim=-1)
-    seen = mass >= torch.finfo(mass.dtype).tiny  # below it, 1 / mass overflows
-    weight = torch.where(seen, 1 / mass, 0) / seen.sum().clamp(min=1)
-    uniform = attention.new_full(attention.shape[-1:], 1 / max(attention.shape[-1], 1))
-    return torch.where(seen.any(), weight @ attention, uniform)
-
-
 def normalized_entropy(p: Tensor) -> Tensor:
     """H_norm = −Σ p_i log p_i / log V: 1 for uniform attention, 0 for a single token.
 

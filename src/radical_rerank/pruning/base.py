@@ -338,14 +338,9 @@ class Pruner:
     # What a method needs to know. RaDiCal overrides these; most methods need nothing.
 
     @property
-    def needs_profile(self) -> bool:
-        """Whether the method needs a trust profile and has none: pass one to `with_profile`."""
-        return False
-
-    @property
-    def needs_alpha(self) -> bool:
-        """Whether it reads α from the profile; else a schedule will do."""
-        return True
+    def needs_profile(self) -> Literal["alpha", "layers"] | None:
+        """What it lacks of a trust profile, if anything: α, or only the layers. `with_profile` takes one."""
+        return None
 
     def with_profile(self, profile: Profile) -> Pruner:
         """Return this method with the model's trust profile."""
@@ -380,7 +375,8 @@ class Pruner:
         """
         from radical_rerank.backbones.engine import Run
 
-        return Run(self, model, [layout] if isinstance(layout, Layout) else list(layout), signals, shares)
+        layouts = [layout] if isinstance(layout, Layout) else list(layout)
+        return Run(self, model, layouts, signals, shares).entered()
 
 
 def build(name: str, *, _also: Iterable[str] = (), **options: Any) -> Pruner:

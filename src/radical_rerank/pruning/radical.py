@@ -3,7 +3,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -111,12 +111,12 @@ class RaDiCal(Pruner):
             raise InputError(f"num_stages and gap must be at least 1, not {self.num_stages} and {self.gap}")
 
     @property
-    def needs_profile(self) -> bool:
-        return self.profile is None and (self.layers is None or self.alpha is None)
-
-    @property
-    def needs_alpha(self) -> bool:
-        return self.alpha is None
+    def needs_profile(self) -> Literal["alpha", "layers"] | None:
+        if self.profile is not None:
+            return None
+        if self.alpha is None:
+            return "alpha"
+        return "layers" if self.layers is None else None
 
     def with_profile(self, profile: Profile) -> RaDiCal:
         return replace(self, profile=profile)
@@ -129,7 +129,7 @@ class RaDiCal(Pruner):
 
     def stages(self, num_layers: int) -> list[Stage]:
         chosen, profile = self.layers, self.profile
-        if profile is None and self.needs_profile:
+        if self.needs_profile is not None:
             raise CalibrationError("RaDiCal needs the model's trust profile: pass profile=")
         if chosen is None:
             assert profile is not None
@@ -142,11 +142,11 @@ class RaDiCal(Pruner):
                 chosen = choose(profile.layers, profile.alpha, self.num_stages, gap=self.gap, seed=self.seed)
             else:
                 chosen = self._published(profile)
-        elif self.alpha is None:
+        keep = keep_ratio(self.keep, len(chosen))
+        if self.alpha is None:
             assert profile is not None
             for layer in chosen:
                 profile.alpha_at(layer)  # raises now, not when the model runs
-        keep = keep_ratio(self.keep, len(chosen))
         return [Stage(layer, keep) for layer in sorted(chosen)]
 
     def _check_depth(self, profile: Profile, num_layers: int) -> None:
@@ -173,8 +173,6 @@ class RaDiCal(Pruner):
 
     def _published(self, profile: Profile) -> tuple[int, ...]:
         """Return the layers of a published schedule, if it is the one that the options ask for."""
-        if self.alpha is None:
-            profile.alpha_at(profile.layers[0])  # raises: it says what is missing
         if (self.strategy, self.num_stages, self.gap) != ("alpha_maximin", len(profile.layers), 2):
             raise CalibrationError(
                 f"of {profile.model}, only the α-Maximin schedule of {len(profile.layers)} stages 2 apart is "

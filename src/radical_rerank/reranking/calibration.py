@@ -19,7 +19,7 @@ from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Profile, Pruner, Stage, StageView
 from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, Document, load_image
 from radical_rerank.reranking.preset import Preset
-from radical_rerank.reranking.prompt import PromptTemplate, build_pair, build_prompt, own_template
+from radical_rerank.reranking.prompt import PromptTemplate, build_pair, build_prompt, own_template, sizes_of
 
 log = logging.getLogger("radical_rerank")
 
@@ -170,7 +170,7 @@ def _measure(
     if asking.scorer != "pointwise":
         images = images[: template.window]
     features = backbone.encode([backbone.preprocess(image, asking.max_image_tokens) for image in images])
-    sizes = [feature.size for feature in features]
+    sizes = sizes_of(features)
     if asking.scorer == "pointwise":
         prompts = [build_pair(backbone, template, query, size) for size in sizes]
         each = [[feature] for feature in features]

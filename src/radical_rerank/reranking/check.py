@@ -22,7 +22,7 @@ from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Layout, Profile, Pruner, RaDiCal, Random, Stage, StageView
 from radical_rerank.reranking.calibration import CALIBRATION_CANDIDATES, calibrate, generated_list
 from radical_rerank.reranking.encoding import Document
-from radical_rerank.reranking.prompt import Prompt, PromptTemplate, build_prompt
+from radical_rerank.reranking.prompt import Prompt, PromptTemplate, build_prompt, sizes_of
 from radical_rerank.reranking.reranker import Reranker
 from radical_rerank.reranking.results import Ranking
 
@@ -263,14 +263,14 @@ class _Bench:
 
     def plan(self, limit: Tolerance) -> list[tuple[str, str, float, Callable[[], float]]]:
         """Return the checks in their order: name, meaning, tolerance, and what measures the difference."""
-        checks = [
+        return [
             ("keep 1", "logits with every token kept: the stock model's", limit.logits, self.keep_one),
             ("attention", "p of every layer: that of full attention", limit.attention, self.attention),
             ("entropy", "H_norm of every layer: that of full attention", limit.entropy, self.entropy),
             ("calibration", "H_norm as calibrated: that of full attention", limit.entropy, self.calibrated),
             ("survivors", "tokens kept: those the formulas choose", limit.survivors, self.survivors),
-            ("pruned", "logits after two stages: a pass with masks", limit.logits, self.pruned),
-            ("decoding", f"{DECODED} tokens after pruning: a pass with masks", limit.logits, self.decoding),
+            ("pruned", "logits after two stages: a pass that hides tokens", limit.logits, self.pruned),
+            ("decoding", f"{DECODED} tokens after pruning: the same pass", limit.logits, self.decoding),
             (
                 "batch attention",
                 "p in a padded batch: each list alone",
@@ -281,9 +281,6 @@ class _Bench:
             ("budget", f"tokens left in rankings at keep {self.keep:g}: ⌈…⌉", 0.0, self.budget),
             ("restored", "logits after all this: the stock model's", limit.logits, self.restored),
         ]
-        if not slow.maskable(self.model):  # linear layers follow every attention: no mask hides a token there
-            checks = [check for check in checks if check[3] not in (self.pruned, self.decoding)]
-        return checks
 
     # The lists.
 
@@ -295,7 +292,7 @@ class _Bench:
         for seed, count in enumerate(CANDIDATES):
             query, images = generated_list(seed, count)
             features = self.model.encode([self.model.preprocess(image, IMAGE_TOKENS) for image in images])
-            prompt = build_prompt(self.model, template, query, [own.size for own in features])
+            prompt = build_prompt(self.model, template, query, sizes_of(features))
             cases.append(_Case(features, prompt))
         return cases
 
@@ -307,8 +304,8 @@ class _Bench:
     @cached_property
     def stages(self) -> tuple[int, ...]:
         """Two layers to prune at: an early one, within DeepStack's, and a middle one."""
-        layers = slow.maskable(self.model) or slow.attending(self.model)
-        return tuple(sorted({layers[min(1, len(layers) - 1)], layers[len(layers) // 2]}))
+        layers = slow.attending(self.model)
+        return tuple(sorted({layers[min(1, len(layers) // 4)], layers[len(layers) // 2]}))
 
     @property
     def radical(self) -> RaDiCal:
@@ -382,7 +379,7 @@ class _Bench:
         return len(set(expected.tolist()) ^ kept) / (2 * count)
 
     @cached_property
-    def masked(self) -> tuple[Tensor, Tensor]:
+    def decoded(self) -> tuple[Tensor, Tensor]:
         """The engine's (1 + DECODED, vocabulary) logits after the prompt and each token; the slow ones."""
         case = self.cases[0]
         with self.radical.on(self.model.model, case.layout) as run:
@@ -396,14 +393,14 @@ class _Bench:
                     dropped = everything - set(stage.survivors.tolist())
             unseen.append(_gone(case.layout, dropped))
         inputs = self.inputs(case, written=tokens[:-1])
-        return ours, slow.masked_logits(self.model, inputs, unseen)[case.layout.length - 1 :]
+        return ours, slow.pruned_logits(self.model, inputs, unseen)[case.layout.length - 1 :]
 
     def pruned(self) -> float:
-        ours, masked = self.masked
-        return _apart(ours[0], masked[0])
+        ours, slowly = self.decoded
+        return _apart(ours[0], slowly[0])
 
     def decoding(self) -> float:
-        return max(_apart(a, b) for a, b in zip(*(part[1:] for part in self.masked), strict=True))
+        return max(_apart(a, b) for a, b in zip(*(part[1:] for part in self.decoded), strict=True))
 
     def batch_attention(self) -> float:
         together, alone = _Recorder(), [_Recorder() for _ in self.cases]

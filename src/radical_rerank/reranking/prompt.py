@@ -7,7 +7,7 @@ import json
 import re
 import string
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib import resources
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radical_rerank.backbones import Backbone, Size
+from radical_rerank.backbones import Backbone, ImageFeatures, Size
+from radical_rerank.backbones.families import FAMILIES
 from radical_rerank.backbones.model import folder_of
 from radical_rerank.errors import InputError, OutOfWorldWarning, ScoringError
 from radical_rerank.pruning import Layout
@@ -156,21 +157,18 @@ class PromptTemplate:
     @classmethod
     def of(cls, backbone: Backbone) -> PromptTemplate:
         """Return the model's own template, if its folder has one, else its family's."""
-        own = own_template(backbone)
-        if own is not None:
-            return cls.load(own)
-        kind = backbone.model.config.model_type
-        shipped = resources.files("radical_rerank.reranking") / "templates" / f"{kind}.json"
-        return cls.load(kind if shipped.is_file() else "default")
+        return cls.load(own_template(backbone) or backbone.model.config.model_type)
 
     @classmethod
     def load(cls, source: str | Path | dict[str, Any]) -> PromptTemplate:
-        """Load a template from a dict, a JSON file, or the name of a model family."""
+        """Load a template from a dict, a JSON file, or the name of a model family: most use the default."""
         if isinstance(source, dict):
             values = source
         else:
-            shipped = resources.files("radical_rerank.reranking") / "templates" / f"{source}.json"
-            path = shipped if shipped.is_file() else Path(source)
+            shipped = resources.files("radical_rerank.reranking") / "templates"
+            path = shipped / f"{source}.json"
+            if not path.is_file():
+                path = shipped / "default.json" if source in FAMILIES else Path(source)
             try:
                 values = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
@@ -247,6 +245,11 @@ class Prompt:
         return Answer(chosen.log_softmax(dim=-1).tolist())
 
 
+def sizes_of(features: Iterable[ImageFeatures]) -> list[Size]:
+    """Return images as a prompt takes them: numbers of visual tokens, or rows with markup between them."""
+    return [feature.rows or len(feature.tokens) for feature in features]
+
+
 def query_tokens(backbone: Backbone, text: str) -> int:
     """Return how many tokens a query has."""
     return len(_encode_plain(backbone.tokenizer, text.strip()))
@@ -268,7 +271,7 @@ def build_prompt(
         template: the words of the prompt
         query: the query's text. It is tokenized apart, with special tokens as plain text: no query can forge
             markup. Words that the tokenizer does not know give an OutOfWorldWarning
-        image_sizes: visual tokens of each candidate, or rows of them (`ImageFeatures.rows`)
+        image_sizes: visual tokens of each candidate, or rows of them (`sizes_of` features)
         reference_size: the same of the reference image of a composed query
         generate: ask for the whole order, not for the best candidate
 

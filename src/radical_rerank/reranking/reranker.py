@@ -50,6 +50,7 @@ from radical_rerank.reranking.prompt import (
     choose_template,
     own_template,
     query_tokens,
+    sizes_of,
 )
 from radical_rerank.reranking.results import (
     PruningReport,
@@ -432,7 +433,7 @@ class Reranker:
 
     def _prompt(self, work: CandidateList, features: Sequence[ImageFeatures], place: int = 0) -> Prompt:
         """Return the prompt of a list; pointwise, of the candidate at this place."""
-        sizes = [feature.size for feature in features]
+        sizes = sizes_of(features)
         reference = None if work.reference is None else sizes.pop(0)
         model, template = self.backbone, self.template
         if self.scorer == "pointwise":
@@ -537,9 +538,10 @@ class Reranker:
 
     def prepare(self) -> None:
         """Find the model's trust profile if the method needs it, or measure and save it now."""
-        if self.pruner.needs_profile:
+        needed = self.pruner.needs_profile
+        if needed is not None:
             with self.backbone.exclusive():
-                known = Profile.find(self.backbone.identity, alpha=self.pruner.needs_alpha)
+                known = Profile.find(self.backbone.identity, alpha=needed == "alpha")
                 profile = known or measured_profile(self)
                 self.pruner = self.pruner.with_profile(profile)
 

@@ -72,11 +72,6 @@ class ImageFeatures:
     rows: tuple[Row, ...] = ()
     end: Tensor | None = None
 
-    @property
-    def size(self) -> Size:
-        """The image in the prompt."""
-        return self.rows or len(self.tokens)
-
     def text(self, mark: str) -> str:
         """Return the image as text. mark: the image token"""
         rows = self.rows or (Row(len(self.tokens)),)
@@ -206,6 +201,9 @@ class Family(ABC):
 
     # Images.
 
+    encoder: ClassVar[str] = "vision_tower"
+    """the vision encoder's name in the model without its head"""
+
     @abstractmethod
     def preprocess(self, processor: Any, image: Image.Image, max_tokens: int) -> Pixels:
         """Prepare one RGB image, scaled down to at most `max_tokens` visual tokens."""
@@ -219,6 +217,7 @@ class Family(ABC):
         """Run the vision encoder over these images at once.
 
         base: the model without its output head
+        pixels: on the encoder's device
         signals: also return the last block's `VisionSignals`
         """
 

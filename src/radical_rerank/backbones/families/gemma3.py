@@ -23,7 +23,6 @@ from radical_rerank.backbones.families.base import (
 )
 from radical_rerank.backbones.families.towers import joined, tile_signals
 from radical_rerank.backbones.hooks import watching
-from radical_rerank.backbones.placement import device_of
 from radical_rerank.errors import InputError, UnsupportedModelError
 from radical_rerank.pruning import VisionSignals
 
@@ -61,7 +60,7 @@ class Gemma3(Family):
         return int(self.config.mm_tokens_per_image)
 
     def encode(self, base: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
-        values = torch.cat([p.values for p in pixels]).to(device_of(base.vision_tower), base.dtype)
+        values = torch.cat([p.values for p in pixels]).to(base.dtype)
         attention = self.encoder_blocks(base)[-1].self_attn
         watch: AbstractContextManager[dict[str, Any]] = watching(attention) if signals else nullcontext({})
         with watch as seen:

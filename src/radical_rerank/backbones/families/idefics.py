@@ -23,7 +23,6 @@ from radical_rerank.backbones.families.base import (
 )
 from radical_rerank.backbones.families.towers import by_size, joined, tile_signals
 from radical_rerank.backbones.hooks import watching
-from radical_rerank.backbones.placement import device_of
 from radical_rerank.pruning import VisionSignals
 
 AROUND, GLOBAL = "<fake_token_around_image>", "<global-img>"
@@ -37,6 +36,7 @@ class Idefics(Family):
 
     markup: ClassVar[tuple[str, str]] = ("", "")
     text_types: ClassVar[tuple[str, ...]] = ("llama",)
+    encoder: ClassVar[str] = "vision_model"
     decoder: ClassVar[str] = "text_model"
 
     @property
@@ -92,7 +92,7 @@ class Idefics(Family):
         return by_size(partial(self._encode, base, signals), pixels)
 
     def _encode(self, base: Any, signals: bool, pixels: list[Pixels]) -> list[ImageFeatures]:
-        values = torch.cat([p.values for p in pixels]).to(device_of(base.vision_model), base.dtype)
+        values = torch.cat([p.values for p in pixels]).to(base.dtype)
         side = values.shape[-1] // self.config.vision_config.patch_size
         attention = self.encoder_blocks(base)[-1].self_attn
         watch: AbstractContextManager[dict[str, Any]] = watching(attention) if signals else nullcontext({})

@@ -15,7 +15,6 @@ from torch import Tensor
 from radical_rerank.backbones.families.base import WHOLE, Block, Family, ImageFeatures, Pixels
 from radical_rerank.backbones.families.towers import by_size
 from radical_rerank.backbones.hooks import watching
-from radical_rerank.backbones.placement import device_of
 from radical_rerank.pruning import VisionSignals
 
 
@@ -69,7 +68,7 @@ class InternVL(Family):
         return by_size(partial(self._encode, base, signals), pixels)
 
     def _encode(self, base: Any, signals: bool, pixels: Sequence[Pixels]) -> list[ImageFeatures]:
-        values = torch.cat([p.values for p in pixels]).to(device_of(base.vision_tower))
+        values = torch.cat([p.values for p in pixels])
         attention = base.vision_tower.encoder.layer[-1].attention
         watch: AbstractContextManager[dict[str, Any]] = nullcontext({})
         if signals:

@@ -24,7 +24,6 @@ from radical_rerank.backbones.families.base import (
 )
 from radical_rerank.backbones.families.towers import by_size, tile_signals
 from radical_rerank.backbones.hooks import watching
-from radical_rerank.backbones.placement import device_of
 from radical_rerank.pruning import VisionSignals
 
 
@@ -113,7 +112,7 @@ class Llava(Family):
         return by_size(partial(self._encode, base, signals), pixels)
 
     def _encode(self, base: Any, signals: bool, pixels: list[Pixels]) -> list[ImageFeatures]:
-        values = torch.cat([p.values for p in pixels]).to(device_of(base.vision_tower), base.dtype)
+        values = torch.cat([p.values for p in pixels]).to(base.dtype)
         config = self.config
         wanted, cls = config.vision_feature_layer, config.vision_feature_select_strategy == "default"
         last = wanted if isinstance(wanted, int) else wanted[-1]

@@ -23,7 +23,6 @@ from radical_rerank.backbones.families.base import (
 )
 from radical_rerank.backbones.families.towers import joined
 from radical_rerank.backbones.hooks import watching
-from radical_rerank.backbones.placement import device_of
 from radical_rerank.backbones.view import column_means, rotate
 from radical_rerank.pruning import VisionSignals
 
@@ -77,9 +76,8 @@ class Mistral3(Family):
         attention = self.encoder_blocks(base)[-1].attention
         watch: AbstractContextManager[dict[str, Any]] = watching(attention) if signals else nullcontext({})
         with watch as seen:
-            device = device_of(base.vision_tower)
-            sizes = torch.tensor([p.grid for p in pixels], device=device)
-            output = base.get_image_features(values.to(device, base.dtype), sizes, return_dict=True)
+            sizes = torch.tensor([p.grid for p in pixels], device=values.device)
+            output = base.get_image_features(values.to(base.dtype), sizes, return_dict=True)
         own = self._signals(attention, pixels, seen) if signals else [None] * len(pixels)
         return [
             ImageFeatures(tokens, (), p.grid, p.blocks, s, self._rows(p.grid))

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from radical_rerank.backbones.families.base import WHOLE, Block, Family, ImageFeatures, Pixels
 from radical_rerank.backbones.hooks import watching
-from radical_rerank.backbones.placement import device_of
 from radical_rerank.backbones.view import column_means, rotate
 from radical_rerank.pruning import VisionSignals
 
@@ -22,6 +21,7 @@ class QwenVL(Family):
     """Qwen2-VL, 2.5-VL and 3-VL: images of any size, merged 2 × 2, M-RoPE; DeepStack on Qwen3-VL."""
 
     markup: ClassVar[tuple[str, str]] = ("<|vision_start|>", "<|vision_end|>")
+    encoder: ClassVar[str] = "visual"
     text_types: ClassVar[tuple[str, ...]] = (
         "qwen2_vl_text",
         "qwen2_5_vl_text",
@@ -59,16 +59,13 @@ class QwenVL(Family):
         return min(processor.size["shortest_edge"], most), most
 
     def encode(self, base: Any, pixels: Sequence[Pixels], signals: bool = False) -> list[ImageFeatures]:
-        tower, device = base.visual, device_of(base.visual)
+        tower, values = base.visual, torch.cat([p.values for p in pixels])
         watch: AbstractContextManager[dict[str, Any]] = nullcontext({})
         if signals:
             watch = watching(tower.blocks[-1].attn)
         with watch as seen:
-            output = base.get_image_features(
-                torch.cat([p.values for p in pixels]).to(device),
-                torch.tensor([p.grid for p in pixels], device=device),
-                return_dict=True,
-            )
+            grids = torch.tensor([p.grid for p in pixels], device=values.device)
+            output = base.get_image_features(values, grids, return_dict=True)
         levels = list(zip(*(getattr(output, "deepstack_features", None) or []), strict=True))
         own_signals = self._signals(tower, pixels, seen) if signals else [None] * len(pixels)
         return [

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from radical_rerank.backbones import Block, ImageFeatures, decoder_shape, family_of, layout_of
-from radical_rerank.backbones.hooks import last_row_only
+from radical_rerank.backbones.model import last_row_only
 from radical_rerank.lab.bench.memory import PeakMemory
 from radical_rerank.lab.bench.models import bench_model
 from radical_rerank.lab.bench.timing import Ratio, StepTimes, lockstep
@@ -212,8 +212,7 @@ class Bench:
 
     def one_row(self, pruner: Pruner) -> None:
         """Run the model with a pruning method, and its last layer for the last row only."""
-        one_row = last_row_only(self.model, self.decoder, family_of(self.model.config))
-        with pruner.on(self.model, self.layout, [self.signals]), one_row:
+        with pruner.on(self.model, self.layout, [self.signals]), last_row_only(self.model):
             self.forward()
 
     def counts(self, pruner: Pruner) -> list[int]:

@@ -213,8 +213,8 @@ def diagnosis(setup: Setup) -> list[dict[str, Any]]:
     same = float(np.corrcoef(first.h_norm, second.h_norm)[0, 1])
     rows: list[dict[str, Any]] = [
         {"layer": layer, "z": z, "H_norm": h, "z, second": z2, "H_norm, second": h2}
-        for layer, (z, h, z2, h2) in enumerate(
-            zip(first.z, first.h_norm, second.z, second.h_norm, strict=True)
+        for layer, z, h, z2, h2 in zip(
+            first.layers, first.z, first.h_norm, second.z, second.h_norm, strict=True
         )
     ]
     _draw_diagnosis(setup.folder.path / "diagnose.png", first)
@@ -251,13 +251,13 @@ def _diagnosed(setup: Setup, records: Records, seed: int) -> Diagnosis:
 
 def _draw_diagnosis(path: Path, result: Diagnosis) -> None:
     picture, axes = figure()
-    axes.plot(range(len(result.z)), result.z, "o-", color=PALETTE[0], label="z of attention")
+    axes.plot(result.layers, result.z, "o-", color=PALETTE[0], label="z of attention")
     for colour, (name, value) in zip(PALETTE[1:], result.references.items(), strict=False):
         axes.axhline(value, color=colour, ls="--", lw=1, label=f"z of {name}")
     axes.set_xlabel("layer")
     axes.set_ylabel("z")
     other = axes.twinx()
-    other.plot(range(len(result.h_norm)), result.h_norm, "s-", ms=3, color="#9ca3af", label="H_norm")
+    other.plot(result.layers, result.h_norm, "s-", ms=3, color="#9ca3af", label="H_norm")
     other.set_ylabel("H_norm")
     picture.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=5)
     save(picture, path)
