@@ -158,7 +158,8 @@ class LiteVisionModel(InternVLVisionModel):  # type: ignore[misc]
 
     The names of the classes bypass the blocks, so that things which no caption names keep their place in the
     space of words. InternVL drops the class token and wants a square of tokens, so the picture takes the
-    place of the first cell, a corner. It is marked in the last dimension, which is zero elsewhere.
+    place of the first cell, a corner. It is marked in the last dimension. A few dimensions are kept free for
+    that, as many as the blocks have heads.
     """
 
     config_class = LiteVisionConfig
@@ -182,10 +183,14 @@ class LiteVisionModel(InternVLVisionModel):  # type: ignore[misc]
         cells, named = self.embeddings(last, fine, names)
         named = torch.cat([named.mean(dim=1, keepdim=True), named], dim=1)
         tokens = normalize(self.encoder(cells).last_hidden_state, dim=-1) + self.config.named * named
-        tokens = pad(tokens[..., :-1], (0, 1))
-        picture = normalize(tokens[:, :1], dim=-1)
-        marked = torch.cat([picture[..., :-1], torch.full_like(picture[..., :1], MARK)], dim=-1)
-        return torch.cat([picture, marked, tokens[:, 2:]], dim=1)
+        # What InternVL's layer norm takes away goes here: else the mark would weigh more in some pictures.
+        free = self.config.num_attention_heads
+        content = tokens[..., :-free]
+        content = normalize(content - content.mean(dim=-1, keepdim=True), dim=-1)
+        tokens = pad(content, (0, free))
+        marked = tokens[:, :1].clone()
+        marked[..., -1] = MARK
+        return torch.cat([tokens[:, :1], marked, tokens[:, 2:]], dim=1)
 
 
 class InternVLLiteConfig(InternVLConfig):  # type: ignore[misc]

@@ -43,7 +43,7 @@ STRENGTH = {"bind": 1.0, "gather": 4.5, "look": 0.0, "read": 0.75, "answer": 1.0
 """how much of an identifier, or of the words, a layer copies"""
 ONLY = 1.6, -0.4, 1.6
 """how much the last row asks for whole pictures, how much a word does, and how much a picture answers"""
-BAND, SLOW, EVEN = (0.0015, 0.03), 3.5e-4, (0.003, 0.02)
+BAND, SLOW, EVEN = (0.0015, 0.03), 2e-5, (1e-4, 0.002)
 """rotations per position: of the dimensions that tell the nearest identifier from the one before it; at most,
 of those that compare contents; of those that see all words of a query alike"""
 WEIGHED = slice(WORD_DIMS, WORD_DIMS + 26)
@@ -60,7 +60,7 @@ KNEES = (
 """log(m + 0.0001) as a sum of ramps: (where a ramp ends, its slope)"""
 GAIN, CENTRE = 0.4, 4.0
 """what multiplies the logarithm, and what is added to it; a row's norm must stay about that of its word"""
-WHOLE = 1.0
+WHOLE = 1.3
 """the weight of the whole query, beside the mean of its words, of which the heaviest have weight 1"""
 TYPICAL = 12.0, 7.5, 13.2
 """after the last reading layer and its norm: a word row's value at an identifier with m = 1, at TEXT, and at
@@ -152,8 +152,8 @@ def _attend(attention: Any, step: str, sharpness: float, config: Any, directions
     """Write a step into the attention of a layer. All its heads begin alike but for a rotation."""
     half, heads = config.head_dim // 2, config.num_attention_heads
     speed = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
-    for linear, noise in ((attention.q_proj, 0.05), (attention.k_proj, 0.05), (attention.v_proj, 0.0)):
-        linear.weight.mul_(noise)
+    for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
+        nn.init.zeros_(linear.weight)
     for gain in (attention.q_norm.weight, attention.k_norm.weight):
         gain.fill_(sharpness**0.5)
     for head in range(heads):

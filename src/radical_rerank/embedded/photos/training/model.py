@@ -90,7 +90,7 @@ def make_config(tokenizer: Any, *, num_layers: int = 12) -> Any:
             "pad_token_id": token("[PAD]"),
             "tie_word_embeddings": True,
             # Slow rotations: words find their visual tokens by content, from up to 1,700 positions away.
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e12},
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e20},
         },
         image_token_id=token("<IMG_CONTEXT>"),
         image_seq_length=CELLS,
