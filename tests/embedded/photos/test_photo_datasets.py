@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from radical_rerank.backbones import Backbone
-from radical_rerank.embedded.photos.datasets import photo_gallery, photo_lists, photo_pools, testbed
+from radical_rerank.embedded.photos.datasets import photo_gallery, photo_lists, photo_pools
+from radical_rerank.embedded.photos.datasets import testbed as photo_testbed
 from radical_rerank.embedded.photos.embedder import PhotoEmbedder
 from radical_rerank.embedded.scenes.datasets import TESTBED
 from radical_rerank.errors import InputError
@@ -45,7 +46,7 @@ def test_pools_are_what_the_first_stage_finds(corpus_folder: Path) -> None:
 
 def test_an_experiment_names_the_pools_in_its_command(corpus_folder: Path) -> None:
     runner = Runner(Backbone.from_pretrained("photos"), {"commit": "test"})
-    bed = testbed(corpus_folder)
+    bed = photo_testbed(corpus_folder)
     names = {
         pooled: command_of(
             "main", runner, bed.with_pools() if pooled else bed, keeps=KEEPS, seeds=SEEDS, limit=5

@@ -79,7 +79,7 @@ def test_it_says_once_what_it_is(
 def test_plain_words_find_their_pictures(photos: Backbone) -> None:
     found = plain_words(photos)
     assert found["queries"] == 12
-    # Nine is the aim. The card names the five that it does not find.
+    # The card names the five that it does not find.
     assert found["Dense"] >= 7
     assert found["RaDiCal 20%"] >= 7
 
@@ -90,10 +90,14 @@ def test_its_figures_hold_the_bars() -> None:
     assert first["R@1"] >= 0.15
     assert first["R@20"] >= 0.65
     assert dense >= 0.75
-    # The aim is to be better than the first stage. It is not: the card says so.
-    assert figures["Dense, pools with the match inside"]["MRR@10"] >= 0.9 * first["MRR@10, match inside"]
+    assert figures["Dense, pools with the match inside"]["MRR@10"] >= first["MRR@10, match inside"]
     assert figures["RaDiCal 20%, N = 20"]["MRR@10"] >= 0.99 * dense
     assert figures["Random 20%, the same layers, N = 20"]["MRR@10"] <= 0.95 * dense
+    names = figures["class names"]  # nine of twelve names that are in no caption
+    assert names["queries"] == 17
+    assert names["Dense"] / names["queries"] >= 9 / 12
+    assert names["RaDiCal 20%"] / names["queries"] >= 9 / 12
+    assert figures["cold list"]["seconds"] < 4
 
 
 def test_its_card_is_what_the_command_writes(tmp_path: Path) -> None:
