@@ -10,7 +10,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo results bench fuzz test coverage test-fast test-all lint type docs wheel-test browser clean
+.PHONY: demo results results-photos bench fuzz test coverage test-fast test-all lint type docs wheel-test browser clean
 
 demo: $(STAMP)
 	$(BIN)/radical demo
@@ -27,6 +27,16 @@ results: $(STAMP)
 	for item in $(TIGHT); do case $$item in main:*) keep="0.05 0.02";; *) keep=0.02;; esac; \
 	  $(BIN)/radical experiment $${item%:*} --limit $${item#*:} --keep $$keep --seeds $(SEEDS) \
 	    --out docs/results/tight || exit 1; done
+
+# The experiments on photographs: make results-photos DATA=FOLDER_OF_FLICKR8K. The pictures of `cases` show them, so they
+# are not committed.
+ON_PHOTOS = $(BIN)/radical experiment $(1) --testbed photos --data $(DATA) --out docs/results/photos$(2)
+PHOTOS := main:150 ablation:60 layers:60 similarity:60 diagnose:10 candidates:12 pareto:12 cases:4
+results-photos: $(STAMP)
+	for item in $(PHOTOS); do \
+	  $(call ON_PHOTOS,$${item%:*} --limit $${item#*:} --seeds $(SEEDS)) || exit 1; done
+	$(call ON_PHOTOS,main --limit 20 --keep 0.2 0.1 0.05 0.02,/seeds)
+	$(call ON_PHOTOS,main --limit 30 --seeds $(SEEDS) --pools,/pools)
 
 # The figures of docs/performance.md.
 bench: $(STAMP)

@@ -97,7 +97,6 @@ def test_its_figures_hold_the_bars() -> None:
     assert names["queries"] == 17
     assert names["Dense"] / names["queries"] >= 9 / 12
     assert names["RaDiCal 20%"] / names["queries"] >= 9 / 12
-    assert figures["cold list"]["seconds"] < 4
 
 
 def test_its_card_is_what_the_command_writes(tmp_path: Path) -> None:
