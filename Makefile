@@ -31,12 +31,12 @@ results: $(STAMP)
 # The experiments on photographs: make results-photos DATA=FOLDER_OF_FLICKR8K. The pictures of `cases` show them, so they
 # are not committed.
 ON_PHOTOS = $(BIN)/radical experiment $(1) --testbed photos --data $(DATA) --out docs/results/photos$(2)
-PHOTOS := main:150 ablation:60 layers:60 similarity:60 diagnose:10 candidates:12 pareto:12 cases:4
+PHOTOS := main:80 ablation:40 layers:40 similarity:40 diagnose:6 candidates:8 pareto:8 cases:4
 results-photos: $(STAMP)
 	for item in $(PHOTOS); do \
 	  $(call ON_PHOTOS,$${item%:*} --limit $${item#*:} --seeds $(SEEDS)) || exit 1; done
 	$(call ON_PHOTOS,main --limit 20 --keep 0.2 0.1 0.05 0.02,/seeds)
-	$(call ON_PHOTOS,main --limit 30 --seeds $(SEEDS) --pools,/pools)
+	$(call ON_PHOTOS,main --limit 25 --seeds $(SEEDS) --pools,/pools)
 
 # The figures of docs/performance.md.
 bench: $(STAMP)
