@@ -103,11 +103,16 @@ def photo_pools(
     return Dataset("photos-pools", tasks, gallery.picture)
 
 
+def found_by(backbone: Backbone, folder: str | Path, depth: int = CANDIDATES) -> dict[str, list[str]]:
+    """Return what a model's first stage finds for each caption of the dev split, best first."""
+    nearest = retrieve(photo_gallery(folder), PhotoEmbedder(backbone), depth)
+    return {task: [name for name, _ in found] for task, found in nearest.items()}
+
+
 @lru_cache(maxsize=4)
 def _found(folder: Path, depth: int) -> dict[str, list[str]]:
-    """Return what the first stage of the model that ships finds for each caption of the dev split."""
-    nearest = retrieve(photo_gallery(folder), PhotoEmbedder(Backbone.from_pretrained("photos")), depth)
-    return {task: [name for name, _ in found] for task, found in nearest.items()}
+    """Return what the first stage of the model that ships finds."""
+    return found_by(Backbone.from_pretrained("photos"), folder, depth)
 
 
 def sample_gallery() -> Dataset:

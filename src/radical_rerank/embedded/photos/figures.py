@@ -12,10 +12,8 @@ from statistics import median
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.embedded.figures import Comparison, Evaluation, entropy_curves
-from radical_rerank.embedded.photos.datasets import photo_gallery, photo_lists
-from radical_rerank.embedded.photos.embedder import PhotoEmbedder
+from radical_rerank.embedded.photos.datasets import found_by, photo_gallery, photo_lists
 from radical_rerank.embedded.photos.pictures import ASKED, CLASSES, STAMPS, sample_pictures
-from radical_rerank.lab.first_stage import retrieve
 from radical_rerank.lab.paper import CANDIDATES
 from radical_rerank.lab.records import Cell
 from radical_rerank.reranking import Reranker
@@ -42,9 +40,7 @@ class PhotoEvaluation(Evaluation):
     @cached_property
     def found(self) -> dict[str, list[str]]:
         """Per query the photographs that the first stage finds, best first."""
-        gallery = photo_gallery(self.data)
-        nearest = retrieve(gallery, PhotoEmbedder(self.backbone), CANDIDATES)
-        return {task: [name for name, _ in found] for task, found in nearest.items()}
+        return found_by(self.backbone, self.data)
 
     def comparisons(self) -> list[Comparison]:
         """Return the comparisons of the card: random lists, and pools of the first stage."""
