@@ -1,4 +1,4 @@
-"""What surrounds the model's scores of a list: several orders of its candidates, and a first stage's scores."""
+"""Several orders of the same candidates, and the scores of a first stage as a prior."""
 
 from __future__ import annotations
 

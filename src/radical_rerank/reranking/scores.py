@@ -161,7 +161,7 @@ class ScoreCalibration:
         lists = list(lists)
         if not any(one.matched for one in lists):
             raise CalibrationError("no list has a relevant document: there is nothing to fit")
-        held_out = {kind: 0.0 for kind in KINDS}
+        held_out = dict.fromkeys(KINDS, 0.0)
         for fold in range(min(FOLDS, len(lists))):
             rest = [one for i, one in enumerate(lists) if i % FOLDS != fold]
             if not any(one.matched for one in rest):
