@@ -28,6 +28,7 @@ from radical_rerank.pruning import (
 from radical_rerank.reranking import (
     Check,
     CheckReport,
+    Cut,
     Document,
     Preset,
     PromptTemplate,
@@ -51,6 +52,7 @@ __all__ = [
     "Backbone",
     "Check",
     "CheckReport",
+    "Cut",
     "Dense",
     "Document",
     "DynResDTI",

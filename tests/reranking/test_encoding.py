@@ -11,9 +11,9 @@ from PIL import Image, ImageOps
 
 from radical_rerank.errors import InputError
 from radical_rerank.lab.bench.payloads import polyglot
-from radical_rerank.reranking import Document, load_image
 from radical_rerank.reranking import encoding as images
-from radical_rerank.reranking.encoding import load_images
+from radical_rerank.reranking import load_image
+from radical_rerank.reranking.encoding import ImageLike, load_images
 
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -36,7 +36,7 @@ def test_every_kind_of_document_gives_the_same_picture(tmp_path: Path) -> None:
     path.write_bytes(png)
     uri = "data:image/png;base64," + base64.b64encode(png).decode()
     array = np.asarray(image)
-    documents: list[Document] = [
+    documents: list[ImageLike] = [
         image,
         png,
         bytearray(png),
@@ -157,7 +157,7 @@ def test_large_images_are_refused_before_they_are_decoded() -> None:
 def test_many_are_loaded_as_one_by_one(tmp_path: Path) -> None:
     halves().save(tmp_path / "a.png")
     lazy = Image.open(tmp_path / "a.png")
-    documents: list[Document] = [
+    documents: list[ImageLike] = [
         lazy,
         b"not an image",
         tmp_path / "a.png",

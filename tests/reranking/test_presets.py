@@ -355,7 +355,7 @@ def test_the_reranker_takes_the_preset_of_its_checkpoint(
     for off in (Reranker(backbone, "dense", preset=None), Reranker(backbone, "dense", template="qwen3_vl")):
         assert (off.scorer, off.template, off.max_image_tokens) == ("logits", plain, 384)
     with pytest.raises(InputError, match=r"no \{instruction\}"):
-        Reranker(backbone, "dense", preset=None, instruction="find it")
+        Reranker(backbone, "dense", preset="monoqwen2-vl", instruction="find it")
     with pytest.raises(InputError, match="no ask_logits: it was not made for ranking a whole list"):
         Reranker(backbone, "dense", scorer="logits").rank(*draw_list(1, 2))
     (folder / "radical_template.json").write_text(

@@ -425,7 +425,7 @@ def test_options_out_of_range_are_refused(backbone: Backbone) -> None:
         reranker.rank("red", images, on_error="ignore")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="batch_size"):
         reranker.rank_many([], batch_size=0)
-    with pytest.raises(InputError, match="not a single one"):
+    with pytest.raises(InputError, match="not a single document"):
         reranker.rank("red", "picture.png")
 
 
@@ -622,7 +622,7 @@ def test_documents_come_in_any_iterable(reranker: Reranker) -> None:
 @pytest.mark.parametrize("documents", [None, 7, "a.png", b"png", Path("a.png"), Image.new("RGB", (8, 8)),
                                        {"a": 1}, np.zeros((8, 8, 3), np.uint8)])  # fmt: skip
 def test_one_document_is_no_list(reranker: Reranker, documents: object) -> None:
-    with pytest.raises(InputError, match="documents must be a list of images, not a single"):
+    with pytest.raises(InputError, match="documents must be a list, not a single"):
         reranker.rank("a red star", documents)  # type: ignore[arg-type]
 
 

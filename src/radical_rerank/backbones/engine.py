@@ -512,7 +512,8 @@ class BatchState:
             else:
                 whole = len(self.candidate_of[row]) if stage.of_all else alive
                 count = min(alive, keep_count(stage.keep, whole))
-            chosen.append(self.pruner.select(view, count))
+            # A list of texts alone has nothing to choose from.
+            chosen.append(self.pruner.select(view, count) if alive else view.alive)
             kept = chosen[-1].kept if isinstance(chosen[-1], Merge) else chosen[-1]
             survivors = view.alive[kept]
             stages.append(PrunedStage(stage.layer, stage.when, alive, len(survivors), survivors, view.facts))

@@ -37,6 +37,7 @@ class View(StageView):
         self.layer, self.rows, self.key = stage.layer, layout.rows, layout.key
         self.alive = state.alive[row]
         self.candidate_of = state.candidate_of[row]
+        self.image_of = layout.image_of.to(self.alive.device)
         self.facts: dict[str, float] = {}
 
     @property

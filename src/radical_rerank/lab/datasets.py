@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from radical_rerank.errors import InputError
-from radical_rerank.reranking.encoding import Document, load_image
+from radical_rerank.reranking.encoding import ImageLike, load_image
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class Dataset:
 
     name: str
     tasks: Sequence[Task]
-    picture: Callable[[str], Document] = field(repr=False)
+    picture: Callable[[str], ImageLike] = field(repr=False)
     gallery: Sequence[str] = ()
 
     def contents(self, names: Iterable[str]) -> list[str]:
@@ -95,10 +95,10 @@ class QuestionSet:
 
     name: str
     questions: Sequence[Question]
-    picture: Callable[[str], Document] = field(repr=False)
+    picture: Callable[[str], ImageLike] = field(repr=False)
 
 
-def picture_digest(document: Document, name: str) -> str:
+def picture_digest(document: ImageLike, name: str) -> str:
     """Return a digest of a picture's content.
 
     Args:

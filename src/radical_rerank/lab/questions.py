@@ -11,7 +11,7 @@ from radical_rerank.lab.records import Cell, Records, digest_of
 from radical_rerank.lab.runner import Runner
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Pruner
-from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, Document, load_image
+from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, ImageLike, load_image
 
 
 def ask(
@@ -85,7 +85,7 @@ def accuracy(
     }
 
 
-def _encoded(backbone: Backbone, picture: Document, max_tokens: int) -> ImageFeatures:
+def _encoded(backbone: Backbone, picture: ImageLike, max_tokens: int) -> ImageFeatures:
     (feature,) = backbone.encode([backbone.preprocess(load_image(picture), max_tokens)])
     return feature
 

@@ -16,7 +16,7 @@ from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Profile, build
 from radical_rerank.reranking import Query, Ranking, Reranker
 from radical_rerank.reranking.calibration import profile_of
-from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, Document, VisionCache
+from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, ImageLike, VisionCache
 
 Pools = Mapping[str, Sequence[str]]
 """per query the candidates of a first stage, best first"""
@@ -37,7 +37,7 @@ class QueryWork:
     number: int
     task: Task
     candidates: Sequence[str]
-    pictures: Mapping[str, Document]
+    pictures: Mapping[str, ImageLike]
     content: str
 
 

@@ -25,13 +25,17 @@ class Layout:
 
     Args:
         length: tokens of the prompt
-        candidates: one range of visual tokens per candidate, in order: these may be pruned
-        query: positions of the query's words; their mean input embedding is q_emb
-        protected: ranges of visual tokens that always survive (the reference image of a composed query)
-        rows: the text rows whose attention is read; by default all text after the last candidate
+        candidates: the ranges of visual tokens that may be pruned, in order: one per picture
+        query: positions of the query's words; their mean input embedding is q_emb. A query without words has
+            the positions of its pictures here
+        protected: ranges of visual tokens that always survive (the pictures of the query)
+        rows: the text rows whose attention is read; by default all text after the last candidate's picture
         key: a number for this list, so that seeded methods draw differently for each list
         markup: tokens inside these ranges that show no part of an image, such as row breaks, each with the
             range of visual tokens it belongs to: it leaves with the last of them
+        owners: the candidate of each of `candidates`, ascending, if some have several pictures or none; by
+            default each range is a candidate of its own
+        count: the number of candidates; by default the last owner is the last candidate
 
     Example:
         >>> layout = Layout(length=10, candidates=(range(1, 4), range(5, 7)), query=(8,))
@@ -46,10 +50,14 @@ class Layout:
     rows: tuple[int, ...] = ()
     key: int = 0
     markup: tuple[tuple[int, range], ...] = ()
+    owners: tuple[int, ...] | None = None
+    count: int | None = None
     positions: Tensor = field(init=False, repr=False, compare=False)
     """(V,) positions of all candidate visual tokens"""
     candidate_of: Tensor = field(init=False, repr=False, compare=False)
     """(V,) the candidate of each of these tokens"""
+    image_of: Tensor = field(init=False, repr=False, compare=False)
+    """(V,) the picture of each of these tokens"""
 
     def __post_init__(self) -> None:
         marks = {position for position, _ in self.markup}
@@ -57,8 +65,20 @@ class Layout:
         sizes = torch.tensor([len(own) for own in visual], dtype=torch.long)
         every = [p for own in visual for p in own]
         object.__setattr__(self, "positions", torch.tensor(every, dtype=torch.long))
-        object.__setattr__(self, "candidate_of", torch.arange(len(sizes)).repeat_interleave(sizes))
+        object.__setattr__(self, "image_of", torch.arange(len(sizes)).repeat_interleave(sizes))
+        owners = range(len(sizes)) if self.owners is None else self.owners
+        if len(owners) != len(sizes) or list(owners) != sorted(owners):
+            raise LayoutError("owners must name the candidate of every range, in ascending order")
+        of_image = torch.tensor(owners, dtype=torch.long)
+        object.__setattr__(self, "candidate_of", of_image[self.image_of])
         self._check()
+
+    @property
+    def num_candidates(self) -> int:
+        """How many candidates there are, with those that have no picture."""
+        if self.count is not None:
+            return self.count
+        return len(self.candidates) if self.owners is None else max(self.owners, default=-1) + 1
 
     def _check(self) -> None:
         end = 0
@@ -77,9 +97,12 @@ class Layout:
         images = set[int]().union(*self.candidates)
         if taken & images:
             raise LayoutError("a protected token is inside a candidate")
-        shown = [p for p in (*self.query, *self.rows) if p in images or p in taken]
+        shown = [p for p in (*self.query, *self.rows) if p in images]
+        shown += [p for p in self.rows if p in taken]
         if shown:
             raise LayoutError(f"position {shown[0]} is an image's, not the query's or a text row's")
+        if not all(0 <= owner < self.num_candidates for owner in self.owners or ()):
+            raise LayoutError(f"there are {self.num_candidates} candidates, the owners are {self.owners}")
         for position, row in self.markup:
             if position not in images | taken or not set(row) <= images | taken:
                 raise LayoutError(f"the markup at position {position} is not inside an image")
@@ -154,6 +177,8 @@ class StageView(Protocol):
     """(n,) indices of the alive tokens among all V, ascending"""
     candidate_of: Tensor
     """(V,) the candidate of each token"""
+    image_of: Tensor
+    """(V,) the picture of each token; a candidate may have several"""
     rows: tuple[int, ...]
     """positions of the text rows after the images; the last is the prompt's last token"""
     key: int
@@ -214,11 +239,18 @@ class Look:
     """The candidates and the query, before the decoder: what `Pruner.resize` and `Pruner.pool` see.
 
     vision: (V, d), candidate_of: (V,), query_embedding: (d,)
+    count: the number of candidates, some of which may have no tokens; by default the last one has some.
+        For `resize`, every picture counts as a candidate
     """
 
     vision: Tensor
     candidate_of: Tensor
     query_embedding: Tensor
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.count:
+            object.__setattr__(self, "count", len(self.candidate_of.bincount()))
 
 
 @dataclass(frozen=True)
@@ -307,10 +339,10 @@ class Pruner:
         raise NotImplementedError
 
     def resize(self, sizes: Sequence[int], look: Callable[[], Look]) -> list[int] | None:
-        """Return how many visual tokens each candidate may have; None: leave them as they are.
+        """Return how many visual tokens each candidate's picture may have; None: leave them as they are.
 
         sizes: how many each would have
-        look: encodes the candidates at full size, for methods that decide by content
+        look: encodes the pictures at full size, for methods that decide by content
         """
         raise NotImplementedError
 

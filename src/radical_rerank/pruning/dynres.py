@@ -42,7 +42,7 @@ class DynResQRel(LowRes):
         signal = self._signal(seen).float()
         owner = seen.candidate_of
         total = signal.new_zeros(len(sizes)).index_add(0, owner, signal)
-        mean = min_max(total / owner.bincount(minlength=len(sizes)))
+        mean = min_max(total / owner.bincount(minlength=seen.count))
         return shares(sizes, mean.tolist(), self.keep, self.least)
 
     def _signal(self, seen: Look) -> Tensor:

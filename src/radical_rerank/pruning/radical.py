@@ -244,8 +244,10 @@ class RaDiCal(Pruner):
         if self.prior == "random" or self.alpha == 0:
             return None
         seen = look()
-        sizes = seen.candidate_of.bincount().tolist()
-        kind = self.prior if len(sizes) > 1 else self.for_single_image().prior
+        sizes = seen.candidate_of.bincount(minlength=seen.count).tolist()
+        if not len(seen.vision):  # texts alone
+            return [Share(seen.vision[:, 0], dict.fromkeys(stages, 0)) for _ in sizes]
+        kind = self.prior if sum(map(bool, sizes)) > 1 else self.for_single_image().prior
         exact = self.uniqueness == "exact"
         prior = signed_prior(kind, seen.vision, seen.query_embedding, seen.candidate_of, exact=exact)
         counts = list_counts(stages, len(prior))

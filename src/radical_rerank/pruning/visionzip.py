@@ -43,7 +43,7 @@ class VisionZip(Pruner):
     def select(self, view: StageView, count: int) -> Tensor | Merge:
         if count >= len(view.alive):
             return torch.arange(len(view.alive), device=view.alive.device)
-        sizes = view.candidate_of.bincount().tolist()
+        sizes = view.image_of.bincount().tolist()
         kept: list[int] = []
         mix = torch.zeros(count, len(view.alive), device=view.alive.device)
         start = 0

@@ -7,6 +7,7 @@ from radical_rerank.reranking.preset import Preset
 from radical_rerank.reranking.prompt import PromptTemplate
 from radical_rerank.reranking.reranker import Reranker
 from radical_rerank.reranking.results import (
+    Cut,
     PruningReport,
     Query,
     RankedDocument,
@@ -19,6 +20,7 @@ from radical_rerank.reranking.results import (
 __all__ = [
     "Check",
     "CheckReport",
+    "Cut",
     "Document",
     "Preset",
     "PromptTemplate",

@@ -17,7 +17,7 @@ from radical_rerank.errors import CalibrationError, ScoringError
 from radical_rerank.method import normalized_entropy, text_averaged
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Profile, Pruner, Stage, StageView
-from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, Document, load_image
+from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, ImageLike, load_image
 from radical_rerank.reranking.preset import Preset
 from radical_rerank.reranking.prompt import PromptTemplate, build_pair, build_prompt, own_template, sizes_of
 
@@ -72,7 +72,7 @@ def sample_worlds() -> list[str]:
     return [*(["photos"] if find_spec("skimage") else []), "scenes"]
 
 
-def sample_list(world: str, seed: int) -> tuple[str, Sequence[Document]]:
+def sample_list(world: str, seed: int) -> tuple[str, Sequence[ImageLike]]:
     """Return a query and pictures to try a model on.
 
     Args:
@@ -88,7 +88,7 @@ def sample_list(world: str, seed: int) -> tuple[str, Sequence[Document]]:
 
 def calibrate(
     model: Any,
-    lists: Iterable[tuple[str, Sequence[Document]]] | None = None,
+    lists: Iterable[tuple[str, Sequence[ImageLike]]] | None = None,
     *,
     progress: Progress = silent,
 ) -> Profile:

@@ -21,7 +21,7 @@ from radical_rerank.method import keep_count, normalized_entropy, text_averaged
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Layout, Profile, Pruner, RaDiCal, Random, Stage, StageView
 from radical_rerank.reranking.calibration import CALIBRATION_CANDIDATES, calibrate, generated_list
-from radical_rerank.reranking.encoding import Document
+from radical_rerank.reranking.encoding import ImageLike
 from radical_rerank.reranking.prompt import Prompt, PromptTemplate, build_prompt, sizes_of
 from radical_rerank.reranking.reranker import Reranker
 from radical_rerank.reranking.results import Ranking
@@ -138,7 +138,7 @@ def check_model(
     keep: float = 0.2,
     lists: int = 3,
     candidates: int = CALIBRATION_CANDIDATES,
-    calibration: Iterable[tuple[str, Sequence[Document]]] | None = None,
+    calibration: Iterable[tuple[str, Sequence[ImageLike]]] | None = None,
     progress: Progress = silent,
 ) -> CheckReport:
     """Check that a model is pruned correctly on this machine, and measure what it gains.
@@ -254,7 +254,7 @@ class _Bench:
         keep: float,
         lists: int,
         candidates: int,
-        calibration: Iterable[tuple[str, Sequence[Document]]] | None,
+        calibration: Iterable[tuple[str, Sequence[ImageLike]]] | None,
     ) -> None:
         self.model, self.keep, self.lists, self.candidates = backbone, keep, lists, candidates
         self.calibration = calibration

@@ -1,4 +1,4 @@
-"""From documents to vision features: loading pictures, their sizes, the encoder and its cache.
+"""From documents to vision features: their pictures and texts, the encoder and its cache.
 
 The service's reader processes import this file to decode pictures, so it must not import torch.
 """
@@ -9,15 +9,16 @@ import base64
 import hashlib
 import io
 import os
+import re
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from radical_rerank.errors import InputError
+from radical_rerank.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from radical_rerank.backbones import Backbone, ImageFeatures, Pixels
@@ -35,6 +36,8 @@ MAX_PIXELS = 64_000_000
 """larger images are refused"""
 MAX_IMAGE_TOKENS = 384
 """larger images are scaled down to this many visual tokens; COCO's have about 300"""
+MAX_TEXT_TOKENS = 512
+"""longer texts of documents are cut to this many tokens"""
 VISION_CACHE_BYTES = 1 << 30
 """how much of the images encoded last is kept"""
 THREADS = min(8, os.cpu_count() or 1)
@@ -48,15 +51,98 @@ class ArrayLike(Protocol):
     def __array__(self) -> np.ndarray[Any, Any]: ...
 
 
-Document: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | ArrayLike"
+ImageLike: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | ArrayLike"
 """A path, a data URI, encoded bytes, a PIL image, or an array (H, W), (H, W, 1|3|4) of any real type"""
+Document: TypeAlias = "ImageLike | Mapping[str, Any]"
+"""A picture, a text of several words, or a dict with `image` or `images`, and `text`; or vLLM's `content`"""
 
 
-# Loading: from a document to an upright RGB picture, or an error that names the document.
+# What a document holds: pictures and a text, not loaded yet.
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The pictures and the text of a document or a query.
+
+    Example:
+        >>> Parts.of({"text": "a mug", "image": "mug.jpg"}, "document 0")
+        Parts(images=('mug.jpg',), text='a mug')
+        >>> Parts.of("a mug of coffee", "document 0").text
+        'a mug of coffee'
+    """
+
+    images: tuple[ImageLike, ...] = ()
+    text: str = ""
+
+    @classmethod
+    def of(cls, document: Document, name: str) -> Parts:
+        """Read any form of a document. name: for error messages"""
+        if isinstance(document, Mapping):
+            content = document.get("content")
+            parts = _from_content(content, name) if content is not None else _from_fields(document, name)
+            if not parts.images and not parts.text.strip():
+                raise InputError(f"{name} has neither a picture nor a text")
+            return parts
+        if isinstance(document, str) and is_text(document):
+            return cls(text=document)
+        return cls((document,))
+
+
+_PATH = re.compile(r"(\.{0,2}/|~|[A-Za-z]:[\\/])")
+_FILE = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|svg|pdf)$", re.IGNORECASE)
+
+
+def is_text(string: str) -> bool:
+    """Whether a plain string is a text, not a path or a URL: it has several words, and no form of a path.
+
+    A misspelt path must not be ranked as a text, so a single word is a path. Pass {"text": …} for any text.
+
+    Example:
+        >>> is_text("a red mug"), is_text("mug.jpg"), is_text("my photos/a mug.jpg"), is_text("mug")
+        (True, False, False, False)
+    """
+    words = string.split()
+    if len(words) < 2 or _is_data_uri(string) or "://" in words[0]:
+        return False
+    return not (_PATH.match(string) or _FILE.search(string.strip()) or os.path.isfile(string))
+
+
+def _from_fields(fields: Mapping[str, Any], name: str) -> Parts:
+    known = ("image", "images", "text")
+    for field_name in fields:
+        if field_name not in known:
+            raise unknown_name("field", str(field_name), (*known, "content"), of=name)
+    images, text = fields.get("images"), fields.get("text")
+    if images is not None and (isinstance(images, (str, bytes)) or not isinstance(images, Sequence)):
+        raise InputError(f"{name}: images must be a list")
+    if text is not None and not isinstance(text, str):
+        raise InputError(f"{name}: text must be a string, not a {type(text).__name__}")
+    single = [] if fields.get("image") is None else [fields["image"]]
+    return Parts((*single, *(images or ())), text or "")
+
+
+def _from_content(content: Any, name: str) -> Parts:
+    """Read vLLM's content: a text, or a list of {"type": "text" | "image_url" | "image", …}."""
+    if isinstance(content, str):
+        return Parts(text=content)
+    images: list[ImageLike] = []
+    texts: list[str] = []
+    for part in content if isinstance(content, Sequence) else [content]:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        value = part.get(kind) if kind in ("text", "image_url", "image") else None
+        if kind == "image_url" and isinstance(value, Mapping):
+            value = value.get("url")
+        if value is None or (kind == "text" and not isinstance(value, str)):
+            raise InputError(f'{name}: a part of its content is not {{"type": "text" or "image_url", …}}')
+        (texts if kind == "text" else images).append(value)
+    return Parts(tuple(images), "\n".join(texts))
+
+
+# Loading: from a picture in any form to an upright RGB one, or an error that names the document.
 
 
 def load_image(
-    document: Document,
+    document: ImageLike,
     *,
     name: str = "image",
     max_pixels: int = MAX_PIXELS,
@@ -70,7 +156,7 @@ def load_image(
 
 
 def load_images(
-    documents: Sequence[Document],
+    documents: Sequence[ImageLike],
     *,
     names: Sequence[str],
     max_pixels: int = MAX_PIXELS,
@@ -108,7 +194,7 @@ def _attempt(name: str, work: Callable[[], Any]) -> Any:
 
 
 def open_image(
-    document: Document, *, name: str, max_pixels: int, formats: tuple[str, ...] | None = None
+    document: ImageLike, *, name: str, max_pixels: int, formats: tuple[str, ...] | None = None
 ) -> Image.Image:
     """Open a document as an image: its size is checked, its pixels are not decoded yet.
 
@@ -135,7 +221,7 @@ def _is_data_uri(document: Any) -> TypeGuard[str]:
     return isinstance(document, str) and document[:5].lower() == "data:"
 
 
-def _open(document: Document, name: str, formats: tuple[str, ...] | None) -> Image.Image:
+def _open(document: ImageLike, name: str, formats: tuple[str, ...] | None) -> Image.Image:
     if isinstance(document, Image.Image):
         return document
     if _is_data_uri(document):
@@ -294,26 +380,68 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A document, loaded.
+
+    index: its place in the user's list of documents
+    images: its pictures, none if it is a text
+    page: its number, if it is a page of the document
+    """
+
+    index: int
+    images: tuple[Image.Image, ...] = ()
+    text: str = ""
+    page: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What error messages call it."""
+        return f"document {self.index}" + ("" if self.page is None else f", page {self.page}")
+
+
+@dataclass(frozen=True)
 class CandidateList:
-    """A query and its candidates, loaded. indices: the candidates' places in the user's list of documents"""
+    """A query and its candidates, loaded.
+
+    text: the query's words
+    context: the query's pictures
+    composed: the only picture is a reference that the words change
+    """
 
     text: str
-    reference: Image.Image | None
-    images: Sequence[Image.Image]
-    indices: Sequence[int]
+    candidates: Sequence[Candidate]
+    context: Sequence[Image.Image] = ()
+    composed: bool = False
+    instruction: str | None = None
 
-    def pictures(self, limits: Sequence[int], reference_limit: int) -> list[Picture]:
-        """Return what to encode, at up to these numbers of tokens: the reference (if any) first."""
-        context = [] if self.reference is None else [Picture(REFERENCE, self.reference, reference_limit)]
-        each = zip(self.indices, self.images, limits, strict=True)
-        return context + [Picture(f"document {index}", image, limit) for index, image, limit in each]
+    @property
+    def images(self) -> list[Image.Image]:
+        """All pictures of the candidates."""
+        return [image for candidate in self.candidates for image in candidate.images]
 
-    def own(self, features: Sequence[ImageFeatures]) -> Sequence[ImageFeatures]:
-        """Return the candidates' features: all but the reference's."""
-        return features[len(features) - len(self.images) :]
+    @property
+    def names(self) -> list[str]:
+        """What error messages call each of these pictures."""
+        return list(chain(*(_names(one.name, len(one.images)) for one in self.candidates)))
+
+    def pictures(self, limits: Sequence[int], context_limit: int) -> list[Picture]:
+        """Return what to encode, at up to these numbers of tokens: the query's pictures first."""
+        name = REFERENCE if self.composed else CONTEXT
+        context = [Picture(name, image, context_limit) for image in self.context]
+        return context + list(map(Picture, self.names, self.images, limits))
+
+    def own(self, features: Sequence[ImageFeatures]) -> list[Sequence[ImageFeatures]]:
+        """Return each candidate's features: all but those of the query's pictures."""
+        remaining = iter(features[len(self.context) :])
+        return [list(islice(remaining, len(candidate.images))) for candidate in self.candidates]
 
 
-REFERENCE = "the reference image"
+def _names(name: str, images: int) -> list[str]:
+    """Name each picture of a document."""
+    return [name if images == 1 else f"{name}, image {number}" for number in range(images)]
+
+
+REFERENCE, CONTEXT = "the reference image", "the query's picture"
 LookFunction = Callable[[CandidateList, Sequence["ImageFeatures"]], "Look"]
 
 
@@ -352,36 +480,47 @@ class Encoder:
     max_image_tokens: int = MAX_IMAGE_TOKENS
     max_pixels: int = MAX_PIXELS
 
-    def load(
-        self, text: str, reference: Document | None, documents: Sequence[Document], *, skip: bool
-    ) -> tuple[CandidateList, dict[int, str]]:
-        """Load a query's pictures. Returns them, and why each unusable one was skipped (by index).
+    def load(self, documents: Sequence[Document], *, skip: bool) -> tuple[list[Candidate], dict[int, str]]:
+        """Load documents. Returns them, and why each unusable one was skipped (by index).
 
         skip: leave out documents that cannot be used, instead of raising an InputError
         """
-        context = None
-        if reference is not None:
-            context = load_image(reference, name=REFERENCE, max_pixels=self.max_pixels)
-        loaded: dict[int, Image.Image] = {}
-        unusable: dict[int, str] = {}
-        names = [f"document {index}" for index in range(len(documents))]
-        for index, image in enumerate(load_images(documents, names=names, max_pixels=self.max_pixels)):
+        unusable: dict[int, InputError] = {}
+        read: dict[int, Parts] = {}
+        for index, document in enumerate(documents):
             try:
-                if isinstance(image, InputError):
-                    raise image
-                if skip:
-                    self.check(image, names[index], thoroughly=True)
-                loaded[index] = image
+                read[index] = Parts.of(document, f"document {index}")
             except InputError as error:
-                if not skip:
-                    raise
-                unusable[index] = str(error)
+                unusable[index] = error
+        names = list(chain(*(_names(f"document {i}", len(parts.images)) for i, parts in read.items())))
+        sources = list(chain(*(parts.images for parts in read.values())))
+        opened = iter(zip(names, load_images(sources, names=names, max_pixels=self.max_pixels), strict=True))
+        loaded: list[Candidate] = []
+        for index, parts in read.items():
+            own = list(islice(opened, len(parts.images)))
+            try:
+                images = tuple(self._usable(image, name, thoroughly=skip) for name, image in own)
+                loaded.append(Candidate(index, images, parts.text.strip()))
+            except InputError as error:
+                unusable[index] = error
+        if unusable and not skip:
+            raise unusable[min(unusable)]
         shipped = self.backbone.shipped
-        if shipped is not None and (
-            shipped.sizes is None or any(image.size not in shipped.sizes for image in loaded.values())
-        ):
+        sizes = {image.size for candidate in loaded for image in candidate.images}
+        if shipped is not None and (shipped.sizes is None or not sizes <= shipped.sizes):
             shipped.warn_of_limits()
-        return CandidateList(text, context, list(loaded.values()), list(loaded)), unusable
+        return loaded, {index: str(unusable[index]) for index in sorted(unusable)}
+
+    def _usable(self, image: Image.Image | InputError, name: str, *, thoroughly: bool) -> Image.Image:
+        if isinstance(image, InputError):
+            raise image
+        if thoroughly:
+            self.check(image, name, thoroughly=True)
+        return image
+
+    def load_context(self, images: Sequence[ImageLike], name: str) -> list[Image.Image]:
+        """Load the pictures of a query."""
+        return [load_image(image, name=name, max_pixels=self.max_pixels) for image in images]
 
     def check(self, image: Image.Image, name: str, *, thoroughly: bool = False) -> None:
         """Raise an InputError if the model cannot take this RGB image, for example for its aspect ratio.
@@ -434,9 +573,9 @@ class Encoder:
         look: LookFunction,
         clock: Clock,
     ) -> tuple[list[list[int]], list[list[ImageFeatures]]]:
-        """Return, per list, its candidates' visual tokens at full size and its features at the sizes wanted.
+        """Return, per list, each picture's visual tokens at full size and its features at the sizes wanted.
 
-        The reference's features, if there is one, come first.
+        The sizes are those of the candidates' pictures. The features of the query's pictures come first.
         look: for methods that resize by content, from features at full size to `pruning.Look`
         """
         limits = [[self.max_image_tokens] * len(work.images) for work in lists]
@@ -452,7 +591,7 @@ class Encoder:
         features = [list(islice(remaining, len(own))) for own in pictures]
         if sizes is None:
             sizes = [
-                [len(feature.tokens) for feature in work.own(own)]
+                [len(feature.tokens) for feature in own[len(work.context) :]]
                 for work, own in zip(lists, features, strict=True)
             ]
         return sizes, features
@@ -465,17 +604,17 @@ class Encoder:
         look: LookFunction,
         clock: Clock,
     ) -> tuple[list[int], list[int]]:
-        """Return the candidates' visual tokens at full size, and the most that the method gives each."""
+        """Return the pictures' visual tokens at full size, and the most that the method gives each."""
 
         def looked() -> Look:
             pictures = work.pictures(limits, self.max_image_tokens)
             return look(work, self.encode(pictures, clock, signals=pruner.reads_encoder))
 
         with clock("preprocess"):
-            for index, image in zip(work.indices, work.images, strict=True):
-                self.check(image, f"document {index}")
+            for name, image in zip(work.names, work.images, strict=True):
+                self.check(image, name)
             sizes = [self.backbone.count_tokens(image, self.max_image_tokens) for image in work.images]
-        chosen = pruner.resize(sizes, looked)
+        chosen = pruner.resize(sizes, looked) if sizes else None
         if chosen is None:
             return sizes, limits
         with clock("preprocess"):
@@ -504,10 +643,14 @@ class Encoder:
 
 
 def joined_signals(features: Sequence[ImageFeatures]) -> VisionSignals:
-    """Join the encoder's signals of a list's candidates."""
+    """Join the encoder's signals of a list's pictures."""
     import torch
 
+    from radical_rerank.pruning import VisionSignals
+
     signals = [feature.signals for feature in features if feature.signals is not None]
+    if not signals:  # texts alone
+        return VisionSignals(torch.zeros(0), torch.zeros(0, 1))
     attention, keys = ([getattr(own, name) for own in signals] for name in ("attention", "keys"))
     return replace(signals[0], attention=torch.cat(attention), keys=torch.cat(keys))
 

@@ -7,10 +7,11 @@ import json
 import re
 import string
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib import resources
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ TEMPLATE_FILE = "radical_template.json"
 IDENTIFIERS = string.ascii_uppercase + string.ascii_lowercase
 """One token each in every supported tokenizer, unlike numbers ("10" is two)"""
 
-# Private-use characters that stand for an image and for the query while the chat template is applied.
-_IMAGE, _QUERY = "\ue000", "\ue001"
+# Private-use characters that stand, while the chat template is applied, for a candidate's picture, a picture
+# of the query, and what users write: the query, a document's text, the instruction.
+_IMAGE, _CONTEXT, _QUERY, _TEXT, _INSTRUCTION = "\ue000", "\ue002", "\ue001", "\ue003", "\ue004"
+_IMAGES, _WRITTEN = re.compile(f"([{_IMAGE}{_CONTEXT}])"), re.compile(f"([{_QUERY}{_TEXT}{_INSTRUCTION}])")
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,13 @@ class PromptTemplate:
     """The words of the prompt. Fields in braces are filled in.
 
     A prompt of a whole list (scorers "logits" and "generate") is intro, reference, candidates, question. It
-    may use `{image}`, `{id}`, `{query}`, `{count}`, `{first}` and `{last}`. By default the query comes after
-    all images, so that its tokens have seen every candidate; a template with `{query}` in its intro puts it
-    before them. A prompt of one candidate (scorer "pointwise") is `pair`.
+    may use `{image}`, `{id}`, `{query}`, `{instruction}`, `{count}`, `{first}`, `{last}` and `{kind}`
+    ("image", or "document" if there are texts). By default the query comes after all images, so that its
+    tokens have seen every candidate; a template with `{query}` in its intro puts it before them. A prompt of
+    one candidate (scorer "pointwise") is `pair`.
+
+    `{image}` is what a document holds: its pictures, then its text. `{query}` is the query's pictures, then
+    its words.
 
     Args:
         candidate: comes once per candidate
@@ -66,7 +73,10 @@ class PromptTemplate:
             "query" and "document", as sentence-transformers' CrossEncoder has it
         answers: the two answers to a pair: relevant, not relevant; each is one token
         head: the head that scores a pair, instead of the answers
-        instruction: what `{instruction}` is
+        instruction: what to look for, by default
+        instruct: what `{instruction}` becomes, if there is an instruction
+        texts: whether the model reads documents with text
+        query_images: whether the model reads queries with pictures that no words change
         answer: follows the chat template's generation prompt, as the start of the model's answer
         answer_logits: follows `answer` where the model answers with one identifier
         end: token ids that end every prompt
@@ -95,6 +105,9 @@ class PromptTemplate:
     answers: tuple[str, str] = ("yes", "no")
     head: ScoreHead | None = None
     instruction: str = ""
+    instruct: str = "{instruction}"
+    texts: bool = True
+    query_images: bool = True
     answer: str = ""
     answer_logits: str = ""
     end: tuple[int, ...] = ()
@@ -119,6 +132,7 @@ class PromptTemplate:
             raise InputError("prompt template: candidate and ask_logits, or pair, are missing")
         needed = {"reference": ["{image}"], "candidate": ["{id}", "{image}"], "pair": ["{image}", "{query}"]}
         needed |= {"pair_composed": ["{reference}", "{image}", "{query}"], "chat": ["{body}"]}
+        needed |= {"instruct": ["{instruction}"]}
         if "{query}" not in self.intro:
             needed |= {name: ["{query}"] for name in asks}
         for name, fields_of in needed.items():
@@ -196,9 +210,10 @@ def choose_template(
         template = PromptTemplate.load(template)
     if instruction is None:
         return template
-    if "{instruction}" not in (template.pair or ""):
-        raise InputError("the model's prompt template has no {instruction}")
-    return replace(template, instruction=instruction)
+    template = replace(template, instruction=instruction)
+    if not any("{instruction}" in (getattr(template, name) or "") for name in ("intro", "pair", *_ASKS)):
+        raise InputError(_NO_INSTRUCTION)
+    return template
 
 
 def own_template(backbone: Backbone) -> Path | None:
@@ -208,6 +223,7 @@ def own_template(backbone: Backbone) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
+_NO_INSTRUCTION = "the model's prompt template has no {instruction}"
 _ASKS = ("ask_logits", "ask_generate", "ask_composed_logits", "ask_composed_generate")
 
 
@@ -233,6 +249,8 @@ class Prompt:
     layout: Layout
     identifiers: list[int]
     """the token that names each candidate, as it would follow this prompt; of a pair, its two answers"""
+    order: tuple[int, ...] = ()
+    """its images in order, by their numbers: the query's first, then the candidates'"""
 
     def scores(self, logits: Tensor) -> Answer:
         """Score each candidate by the log-probability of its identifier among all identifiers of the list.
@@ -245,9 +263,33 @@ class Prompt:
         return Answer(chosen.log_softmax(dim=-1).tolist())
 
 
+@dataclass(frozen=True)
+class Content:
+    """What a prompt shows of a document or a query: the sizes of its pictures, and its text."""
+
+    images: tuple[Size, ...] = ()
+    text: str = ""
+
+    @classmethod
+    def of(cls, content: Content | Size | str) -> Content:
+        """Return a single picture or a text as a content."""
+        if isinstance(content, str):
+            return cls(text=content)
+        return content if isinstance(content, Content) else cls((content,))
+
+
 def sizes_of(features: Iterable[ImageFeatures]) -> list[Size]:
     """Return images as a prompt takes them: numbers of visual tokens, or rows with markup between them."""
     return [feature.rows or len(feature.tokens) for feature in features]
+
+
+def cut_text(backbone: Backbone, text: str, limit: int) -> tuple[str, int]:
+    """Cut a text to so many tokens. Returns it, and how many it had."""
+    encoded = backbone.tokenizer(
+        text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
+    )
+    spans = encoded["offset_mapping"]
+    return (text[: spans[limit - 1][1]] if len(spans) > limit else text), len(spans)
 
 
 def query_tokens(backbone: Backbone, text: str) -> int:
@@ -258,130 +300,244 @@ def query_tokens(backbone: Backbone, text: str) -> int:
 def build_prompt(
     backbone: Backbone,
     template: PromptTemplate,
-    query: str,
-    image_sizes: Sequence[Size],
+    query: str | Content,
+    documents: Sequence[Size | Content],
     *,
     reference_size: Size | None = None,
+    instruction: str | None = None,
     generate: bool = False,
 ) -> Prompt:
-    """Build the prompt for a query and candidates with these numbers of visual tokens.
+    """Build the prompt for a query and candidates.
+
+    What users write is tokenized with special tokens as plain text: no query or document can forge markup.
+    Words of the query that the tokenizer does not know give an OutOfWorldWarning.
 
     Args:
         backbone: the model
         template: the words of the prompt
-        query: the query's text. It is tokenized apart, with special tokens as plain text: no query can forge
-            markup. Words that the tokenizer does not know give an OutOfWorldWarning
-        image_sizes: visual tokens of each candidate, or rows of them (`sizes_of` features)
+        query: the query's text, or its pictures and text
+        documents: visual tokens of each candidate, or rows of them (`sizes_of` features); or its `Content`
         reference_size: the same of the reference image of a composed query
+        instruction: what to look for; by default the template's
         generate: ask for the whole order, not for the best candidate
 
     Returns:
         Token ids and layout.
     """
-    names = template.identifiers[: len(image_sizes)]
-    if len(image_sizes) > len(names):
-        raise InputError(f"{len(image_sizes)} candidates in one prompt; there are {len(names)} identifiers")
-    composed = reference_size is not None
-    ask = template.question(composed=composed, generate=generate)
-    body = template.intro + (template.reference or "" if composed else "")
-    body += "".join((template.candidate or "").replace("{id}", name) for name in names) + ask
-    body = _filled(backbone, body, {"count": str(len(names)), "first": names[0], "last": names[-1]})
-    text = _chat(backbone.tokenizer, template, body) + template.answer
+    names = template.identifiers[: len(documents)]
+    if len(documents) > len(names):
+        raise InputError(f"{len(documents)} candidates in one prompt; there are {len(names)} identifiers")
+    asked = _Asked(template, query, reference_size, instruction)
+    contents = list(map(Content.of, documents))
+    ask = template.question(composed=asked.composed, generate=generate)
+    body = template.intro
+    if asked.composed:
+        body += (template.reference or "").replace("{image}", _picture(backbone, _CONTEXT))
+    for name, content in zip(names, contents, strict=True):
+        shown = (template.candidate or "").replace("{id}", name)
+        body += shown.replace("{image}", _shown(backbone, template, content))
+    values = {"count": str(len(names)), "first": names[0], "last": names[-1], "kind": _kind(contents)}
+    text = _chat(backbone.tokenizer, template, asked.filled(backbone, body + ask, values)) + template.answer
     if not generate:
         text += template.answer_logits
-    sizes = [reference_size, *image_sizes] if reference_size is not None else list(image_sizes)
-    return _prompt(backbone, template, text, query, sizes, names, composed=composed)
+    return _prompt(backbone, asked, text, contents, names)
 
 
 def build_pair(
     backbone: Backbone,
     template: PromptTemplate,
-    query: str,
-    image_size: Size,
+    query: str | Content,
+    document: Size | Content,
     *,
     reference_size: Size | None = None,
+    instruction: str | None = None,
     place: int = 0,
 ) -> Prompt:
     """Build the prompt for a query and one candidate (scorer "pointwise").
 
     Args:
-        backbone, template, query, reference_size: as in `build_prompt`
-        image_size: visual tokens of the candidate
+        backbone, template, query, reference_size, instruction: as in `build_prompt`
+        document: visual tokens of the candidate, or its `Content`
         place: the candidate's place in its list
 
     Returns:
         Token ids, layout, and the tokens of the two answers.
     """
-    composed = reference_size is not None
-    if template.pair_roles and not composed:
-        text = _pair_by_roles(backbone)
+    asked = _Asked(template, query, reference_size, instruction)
+    content = Content.of(document)
+    shown = _shown(backbone, template, content)
+    if template.pair_roles and not asked.composed:
+        text = _pair_by_roles(backbone, asked, content)
     else:
-        body = _filled(backbone, template.pair_of(composed=composed), {"instruction": template.instruction})
+        values = {"image": shown, "reference": _picture(backbone, _CONTEXT), "kind": _kind([content])}
+        body = asked.filled(backbone, template.pair_of(composed=asked.composed), values)
         text = _chat(backbone.tokenizer, template, body)
-    sizes = [image_size] if reference_size is None else [reference_size, image_size]
     names = () if template.head is not None else template.answers
-    text += template.answer
-    return _prompt(backbone, template, text, query, sizes, names, composed=composed, place=place)
+    return _prompt(backbone, asked, text + template.answer, [content], names, place=place)
 
 
-def _filled(backbone: Backbone, body: str, values: dict[str, str]) -> str:
-    """Fill in a template's fields; images and the query by the characters that stand for them."""
+class _Asked:
+    """What is asked for: the query and the instruction, checked against the template."""
+
+    def __init__(
+        self,
+        template: PromptTemplate,
+        query: str | Content,
+        reference: Size | None,
+        instruction: str | None,
+    ) -> None:
+        query = Content.of(query)
+        self.template, self.text, self.composed = template, query.text, reference is not None
+        self.context = query.images if reference is None else (reference,)
+        self.instruction = template.instruction if instruction is None else instruction
+        self.must_instruct = instruction is not None
+        if query.images and not template.query_images:
+            raise InputError(
+                "the model's prompt template has no place for pictures in a query (query_images)"
+            )
+
+    def filled(self, backbone: Backbone, body: str, values: dict[str, str]) -> str:
+        """Fill in a template's fields; what users give by the characters that stand for it."""
+        if self.must_instruct and "{instruction}" not in body:
+            raise InputError(_NO_INSTRUCTION)
+        instruct = self.template.instruct.replace("{instruction}", _INSTRUCTION) if self.instruction else ""
+        query = "" if self.composed else _picture(backbone, _CONTEXT) * len(self.context)
+        query += _QUERY if self.text else ""
+        for field, value in {**values, "instruction": instruct, "query": query}.items():
+            body = body.replace(f"{{{field}}}", value)
+        return body
+
+
+def _picture(backbone: Backbone, kind: str) -> str:
+    """Return a picture in the markup of the model's family."""
     before, after = backbone.family.markup
-    image = before + _IMAGE + after
-    for field, value in {**values, "image": image, "reference": image, "query": _QUERY}.items():
-        body = body.replace(f"{{{field}}}", value)
-    return body
+    return before + kind + after
+
+
+def _kind(contents: Sequence[Content]) -> str:
+    """Return what a prompt calls its candidates."""
+    return "document" if any(content.text for content in contents) else "image"
+
+
+def _shown(backbone: Backbone, template: PromptTemplate, content: Content) -> str:
+    """Return what a document holds: its pictures, then its text."""
+    if content.text and not template.texts:
+        raise InputError("the model's prompt template has no place for a document's text (texts)")
+    return _picture(backbone, _IMAGE) * len(content.images) + (_TEXT if content.text else "")
 
 
 def _prompt(
     backbone: Backbone,
-    template: PromptTemplate,
+    asked: _Asked,
     text: str,
-    query: str,
-    sizes: Sequence[Size],
+    contents: Sequence[Content],
     names: Sequence[str],
     *,
-    composed: bool,
     place: int = 0,
 ) -> Prompt:
-    """Make token ids and layout of a text in which characters stand for the images and the query.
+    """Make token ids and layout of a text in which characters stand for images and what users write.
 
-    sizes: visual tokens of each image, in the order of the text; the first is the reference of a composed
-        query
     names: the words that may follow the prompt
     """
     tokenizer = backbone.tokenizer
-    _warn_of_unknown_words(tokenizer, query)
+    _warn_of_unknown_words(tokenizer, asked.text)
     ids = _begin_of_text(tokenizer, text)
-    images: list[range] = []
+    sizes = {_CONTEXT: iter(asked.context), _IMAGE: chain(*(content.images for content in contents))}
+    texts = (content.text for content in contents if content.text)
+    written = {_QUERY: repeat(asked.text), _INSTRUCTION: repeat(asked.instruction), _TEXT: texts}
+    spans: dict[str, list[range]] = {_CONTEXT: [], _IMAGE: []}
+    kinds: list[str] = []
     markup: list[tuple[int, range]] = []
-    words: tuple[int, ...] = ()
-    remaining = iter(sizes)
-    head, _, tail = text.partition(_QUERY)
-    lead, before = _cut(tokenizer, head, last=True)
-    after, rest = _cut(tokenizer, tail, last=False)
-    for part in re.split(f"([{_IMAGE}{_QUERY}])", f"{lead}{_QUERY}{rest}"):
-        if part == _IMAGE:
+    words: list[int] = []
+    shown = 0  # where the last candidate ends
+    for part in _IMAGES.split(text):
+        if part in spans:
             start = len(ids)
-            markup += _place_image(backbone, ids, next(remaining))
-            images.append(range(start, len(ids)))
-        elif part == _QUERY:
-            own, where = _encode_query(tokenizer, before, query, after)
-            words = tuple(len(ids) + number for number in where)
-            ids += own
+            markup += _place_image(backbone, ids, next(sizes[part]))
+            spans[part].append(range(start, len(ids)))
+            kinds.append(part)
         else:
-            ids += _encode(tokenizer, part)
-    if not words:
-        raise InputError(f"the query {query!r} has no words that the tokenizer knows")
-    ids += template.end
-    identifiers = list(_identifier_ids(tokenizer, re.split(f"[{_IMAGE}{_QUERY}]", text)[-1], tuple(names)))
-    protected = (images.pop(0),) if composed else ()
+            for kind, where in _place_text(tokenizer, ids, part, written):
+                words += where if kind == _QUERY else ()
+                shown = max([shown, *(token + 1 for token in where)]) if kind == _TEXT else shown
+        shown = len(ids) if part == _IMAGE else shown
+    if asked.text and not words:
+        raise InputError(f"the query {asked.text!r} has no words that the tokenizer knows")
+    ids += asked.template.end
+    layout = _layout(asked, contents, len(ids), spans, markup, words, shown, place)
+    tail = _WRITTEN.split(_IMAGES.split(text)[-1])[-1]
+    order = {_CONTEXT: count(0), _IMAGE: count(len(asked.context))}
+    return Prompt(
+        ids,
+        layout,
+        list(_identifier_ids(tokenizer, tail, tuple(names))),
+        tuple(next(order[kind]) for kind in kinds),
+    )
+
+
+def _layout(
+    asked: _Asked,
+    contents: Sequence[Content],
+    length: int,
+    spans: dict[str, list[range]],
+    markup: list[tuple[int, range]],
+    words: list[int],
+    shown: int,
+    place: int,
+) -> Layout:
+    """Return the layout. spans: of all images; words: the query's; shown: where the last candidate ends"""
+    context = set[int]().union(*spans[_CONTEXT])
+    if not words:  # a query of pictures alone
+        marks = {position for position, _ in markup}
+        words = sorted(context - marks)
+    sizes = [*asked.context, *chain(*(content.images for content in contents))]
     counts = [size if isinstance(size, int) else sum(row.tokens for row in size) for size in sizes]
-    seed = f"{query} {counts}" + (f" {place}" if place else "")
-    digest = hashlib.blake2b(seed.encode(), digest_size=4).digest()
-    key = int.from_bytes(digest, "big")
-    layout = Layout(len(ids), tuple(images), words, protected, key=key, markup=tuple(markup))
-    return Prompt(ids, layout, identifiers)
+    seed = f"{asked.text} {counts}" + (f" {place}" if place else "")
+    owners = [number for number, content in enumerate(contents) for _ in content.images]
+    return Layout(
+        length,
+        tuple(spans[_IMAGE]),
+        tuple(words),
+        tuple(spans[_CONTEXT]),
+        rows=tuple(position for position in range(shown, length) if position not in context),
+        key=int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=4).digest(), "big"),
+        markup=tuple(markup),
+        owners=tuple(owners),
+        count=len(contents),
+    )
+
+
+def _place_text(
+    tokenizer: Any, ids: list[int], text: str, written: Mapping[str, Iterator[str]]
+) -> list[tuple[str, list[int]]]:
+    """Add a text without images to `ids`. Returns where what users wrote is.
+
+    What a user wrote is tokenized as one text with the template's words around it, up to the next special
+    token, since a token may hold the end of one and the start of the other: "?\\n".
+    """
+    places: list[tuple[str, list[int]]] = []
+    own = ""
+    for piece in [*_special(tokenizer).split(text), None]:
+        if piece is not None and not _WRITTEN.search(piece):
+            own += piece
+            continue
+        ids += _encode(tokenizer, own)
+        own = ""
+        if piece is None:
+            break
+        whole, fields = "", []
+        for part in _WRITTEN.split(piece):
+            value = next(written[part]) if part in written else part
+            fields += [(part, len(whole), len(whole) + len(value))] if part in written else []
+            whole += value
+        encoded = tokenizer(
+            whole, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
+        )
+        tokens = list(enumerate(encoded["offset_mapping"], start=len(ids)))
+        for part, start, end in fields:
+            places.append((part, [i for i, (left, right) in tokens if left < end and right > start]))
+        ids += encoded["input_ids"]
+    return places
 
 
 def _place_image(backbone: Backbone, ids: list[int], size: Size) -> list[tuple[int, range]]:
@@ -439,14 +595,17 @@ def _chat(tokenizer: Any, template: PromptTemplate, body: str) -> str:
     return text
 
 
-def _pair_by_roles(backbone: Backbone) -> str:
-    """Return what the checkpoint's own chat template writes for a query and an image document."""
+def _pair_by_roles(backbone: Backbone, asked: _Asked, content: Content) -> str:
+    """Return what the checkpoint's own chat template writes for a query and a document."""
     tokenizer = backbone.tokenizer
     named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
-    messages = [
-        {"role": "query", "content": [{"type": "text", "text": _QUERY}]},
-        {"role": "document", "content": [{"type": "image", "image": ""}]},
-    ]
+    messages = []
+    for role, images, words in (
+        ("query", asked.context, _QUERY if asked.text else ""),
+        ("document", content.images, _TEXT if content.text else ""),
+    ):
+        parts = [{"type": "image", "image": ""}] * len(images)
+        messages.append({"role": role, "content": parts + [{"type": "text", "text": words}] * bool(words)})
     try:
         text: str = tokenizer.apply_chat_template(
             messages,
@@ -456,8 +615,10 @@ def _pair_by_roles(backbone: Backbone) -> str:
         )
     except Exception as error:  # a template may raise anything on roles that it does not know
         raise InputError(f"{_NO_ROLES}: {error}") from None
-    text = text.replace(tokenizer.convert_ids_to_tokens(backbone.image_token_id), _IMAGE)
-    if (text.count(_QUERY), text.count(_IMAGE)) != (1, 1):
+    image = tokenizer.convert_ids_to_tokens(backbone.image_token_id)
+    text = text.replace(image, _CONTEXT, len(asked.context)).replace(image, _IMAGE)
+    shown = [text.count(kind) for kind in (_CONTEXT, _IMAGE, _QUERY, _TEXT)]
+    if shown != [len(asked.context), len(content.images), bool(asked.text), bool(content.text)]:
         raise InputError(f"{_NO_ROLES}: pass template= with a pair of your own")
     return text
 
@@ -476,35 +637,11 @@ def _encode_plain(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
 
 
-def _encode_query(tokenizer: Any, before: str, query: str, after: str) -> tuple[list[int], list[int]]:
-    """Return the ids of the query with the words around it, and which of them are the query's.
-
-    They are tokenized as one text, since a token may hold the end of one and the start of the other: "?\\n".
-    """
-    encoded = tokenizer(
-        before + query + after,
-        add_special_tokens=False,
-        split_special_tokens=True,
-        return_offsets_mapping=True,
-    )
-    start, end = len(before), len(before) + len(query)
-    spans = encoded["offset_mapping"]
-    own = [i for i, (left, right) in enumerate(spans) if left < end and right > start]
-    return list(encoded["input_ids"]), own
-
-
-def _cut(tokenizer: Any, text: str, *, last: bool) -> tuple[str, str]:
-    """Cut a template's text at its last (first) image or special token: what is beyond is plain text."""
-    spans = [match.span() for match in _special(tokenizer).finditer(text)]
-    cuts = [0, *(end for _, end in spans)] if last else [*(start for start, _ in spans), len(text)]
-    cut = cuts[-1] if last else cuts[0]
-    return text[:cut], text[cut:]
-
-
 @lru_cache(maxsize=16)
 def _special(tokenizer: Any) -> re.Pattern[str]:
+    """Match special tokens, the longest first."""
     tokens = sorted((str(t) for t in tokenizer.added_tokens_decoder.values() if t.special), key=len)
-    return re.compile("|".join(map(re.escape, [_IMAGE, *reversed(tokens)])))
+    return re.compile(f"({'|'.join(map(re.escape, reversed(tokens)))})" if tokens else "((?!))")
 
 
 def _begin_of_text(tokenizer: Any, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The Reranker: a query and candidate images in, the images in order out.
+"""The Reranker: a query and documents in, the documents in order out.
 
 Listwise (scorers "logits" and "generate"), a list is one prompt. Pointwise, every candidate has a prompt of
 its own.
@@ -29,13 +29,17 @@ from radical_rerank.errors import InputError, ScoringError, UnreadableAnswerErro
 from radical_rerank.pruning import Look, Profile, Pruner, Share, build
 from radical_rerank.reranking.calibration import measured_profile
 from radical_rerank.reranking.encoding import (
+    CONTEXT,
     MAX_IMAGE_TOKENS,
     MAX_PIXELS,
+    MAX_TEXT_TOKENS,
+    REFERENCE,
     VISION_CACHE_BYTES,
     CandidateList,
     Clock,
     Document,
     Encoder,
+    ImageLike,
     VisionCache,
     joined_signals,
 )
@@ -43,16 +47,19 @@ from radical_rerank.reranking.permutation import parse_permutation, permutation_
 from radical_rerank.reranking.preset import Preset
 from radical_rerank.reranking.prompt import (
     Answer,
+    Content,
     Prompt,
     PromptTemplate,
     build_pair,
     build_prompt,
     choose_template,
+    cut_text,
     own_template,
     query_tokens,
     sizes_of,
 )
 from radical_rerank.reranking.results import (
+    Cut,
     PruningReport,
     Query,
     RankedDocument,
@@ -71,18 +78,16 @@ SCORERS = ("logits", "generate", "pointwise")
 class _Asked:
     """One prompt to run.
 
-    work: its list
-    features: of its images, in its order; own: of its candidates
-    indices: the documents of its candidates
-    full: their visual tokens at full size
+    work: its list; pointwise, one candidate of it
+    features: of its images, the query's first; own: of each candidate
+    full: the candidates' visual tokens at full size
     place: pointwise, its candidate's place in the list
     share: what it gets of its list's budget, if the method shares one
     """
 
     work: CandidateList
     features: Sequence[ImageFeatures]
-    own: Sequence[ImageFeatures]
-    indices: Sequence[int]
+    own: Sequence[Sequence[ImageFeatures]]
     full: int
     place: int = 0
     share: Share | None = None
@@ -90,7 +95,7 @@ class _Asked:
     @property
     def size(self) -> tuple[int, int]:
         """Its visual tokens at the end of the decoder, if that is known, and at the start."""
-        visual = sum(len(feature.tokens) for feature in self.own)
+        visual = sum(len(feature.tokens) for feature in chain(*self.own))
         return visual if self.share is None else min(self.share.counts.values(), default=visual), visual
 
 
@@ -103,7 +108,10 @@ class _Scored:
 
 
 class Reranker:
-    """Ranks images for a query with a vision-language model: by default listwise, in one forward pass.
+    """Ranks documents for a query with a vision-language model: by default listwise, in one forward pass.
+
+    A document is a picture, a text, or a dict with `image` or `images` and `text`: one document, one score.
+    Texts are never pruned.
 
     Threads may share a Reranker: their calls take turns. It can be pickled (its cache is left out). A forked
     process cannot use it.
@@ -124,6 +132,7 @@ class Reranker:
         max_image_tokens: larger images are scaled down to this many visual tokens (default 384)
         max_pixels: larger images are refused
         max_query_tokens: longer queries are refused; by default there is no limit
+        max_text_tokens: longer texts of documents are cut to this many tokens (`Ranking.cut`)
         vision_cache_bytes: how much of the images encoded last to keep; 0 for none
         vision_cache: the cache of another Reranker with the same model, to share it
         max_new_tokens: the limit of a generated answer (default 512)
@@ -157,6 +166,7 @@ class Reranker:
         max_image_tokens: int | None = None,
         max_pixels: int = MAX_PIXELS,
         max_query_tokens: int | None = None,
+        max_text_tokens: int = MAX_TEXT_TOKENS,
         vision_cache_bytes: int = VISION_CACHE_BYTES,
         vision_cache: VisionCache | None = None,
         max_new_tokens: int | None = None,
@@ -175,6 +185,7 @@ class Reranker:
         if max_image_tokens is not None and max_image_tokens < 1:
             raise InputError(f"max_image_tokens must be at least 1, not {max_image_tokens}")
         _check_count("pair_batch", pair_batch)
+        _check_count("max_text_tokens", max_text_tokens)
         if preset == "none":
             preset = None
         if not (preset is None or preset == "auto" or isinstance(preset, Preset)):
@@ -212,7 +223,7 @@ class Reranker:
         )
         self._set_windows(window, stride)
         self.on_unreadable, self.max_query_tokens = on_unreadable, max_query_tokens
-        self.pair_batch = pair_batch
+        self.pair_batch, self.max_text_tokens = pair_batch, max_text_tokens
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
         self.encoder = Encoder(model, self.vision_cache, self.max_image_tokens, max_pixels)
 
@@ -237,18 +248,19 @@ class Reranker:
 
     def rank(
         self,
-        query: str | Query,
+        query: str | Query | Mapping[str, Any],
         documents: Iterable[Document],
         *,
         top_k: int | None = None,
-        reference: Document | None = None,
+        reference: ImageLike | None = None,
         on_error: OnError = "raise",
     ) -> Ranking:
         """Order the documents by how well they match the query.
 
         Args:
-            query: text, or a `Query`
-            documents: paths, PIL images, arrays, encoded bytes or data URIs
+            query: text, a `Query`, or a dict with `text`, `image` or `images`, and `instruction`
+            documents: pictures (paths, PIL images, arrays, encoded bytes, data URIs), texts of several words,
+                or dicts with `image` or `images` and `text`
             top_k: return only the best K
             reference: an image that the query's text changes (composed retrieval)
             on_error: "raise" on a document that cannot be read, or "skip" it and rank the rest
@@ -257,14 +269,14 @@ class Reranker:
             The documents, best first.
         """
         if reference is not None:
-            if isinstance(query, Query):
+            if not isinstance(query, str):
                 raise InputError("pass the reference either in the Query or as an argument, not both")
             query = Query(query, reference)
         return next(iter(self.rank_many([(query, documents)], top_k=top_k, on_error=on_error)))
 
     def rank_many(
         self,
-        lists: Iterable[tuple[str | Query, Iterable[Document]]],
+        lists: Iterable[tuple[str | Query | Mapping[str, Any], Iterable[Document]]],
         *,
         top_k: int | None = None,
         batch_size: int = 1,
@@ -309,7 +321,7 @@ class Reranker:
 
     def _rank_many(
         self,
-        lists: Iterable[tuple[str | Query, Iterable[Document]]],
+        lists: Iterable[tuple[str | Query | Mapping[str, Any], Iterable[Document]]],
         top_k: int | None,
         batch_size: int,
         on_error: OnError,
@@ -318,9 +330,9 @@ class Reranker:
         while batch := [(query, _listed(documents)) for query, documents in islice(remaining, batch_size)]:
             loaded = [self._load(query, documents, on_error) for query, documents in batch]
             # Lists that fit a window run together; longer ones take several passes of their own.
-            short = [i for i, (work, _) in enumerate(loaded) if self._fits(len(work.images))]
+            short = [i for i, (work, *_) in enumerate(loaded) if self._fits(len(work.candidates))]
             together = dict(zip(short, self._score([loaded[i][0] for i in short]), strict=True))
-            for i, (work, skipped) in enumerate(loaded):
+            for i, (work, skipped, cut) in enumerate(loaded):
                 scored = [together[i]] if i in together else []
                 if scored:
                     order = sorted(enumerate(scored[0].answer.scores), key=itemgetter(1), reverse=True)
@@ -328,8 +340,8 @@ class Reranker:
                     order = self._in_windows(work, scored)
                 yield Ranking(
                     tuple(
-                        RankedDocument(work.indices[place], score, batch[i][1][work.indices[place]])
-                        for place, score in order[:top_k]
+                        RankedDocument(one.index, score, batch[i][1][one.index], one.page)
+                        for one, score in ((work.candidates[place], score) for place, score in order[:top_k])
                     ),
                     tuple(part.report for part in scored),
                     skipped,
@@ -338,23 +350,39 @@ class Reranker:
                     work.text,
                     self.backbone.name,
                     type(self.pruner).__name__,
+                    cut,
                 )
 
     # Before the model runs.
 
     def _load(
-        self, query: str | Query, documents: Sequence[Document], on_error: OnError
-    ) -> tuple[CandidateList, tuple[Skipped, ...]]:
-        query = query if isinstance(query, Query) else Query(query)
-        self.check_query(query.text)
-        work, unusable = self.encoder.load(
-            query.text.strip(), query.reference, documents, skip=on_error == "skip"
+        self, query: str | Query | Mapping[str, Any], documents: Sequence[Document], on_error: OnError
+    ) -> tuple[CandidateList, tuple[Skipped, ...], tuple[Cut, ...]]:
+        query = Query.of(query)
+        self.check_query(query)
+        composed = query.reference is not None
+        context = self.encoder.load_context(
+            query.images if query.reference is None else [query.reference], REFERENCE if composed else CONTEXT
         )
-        return work, tuple(Skipped(index, reason) for index, reason in unusable.items())
+        candidates, unusable = self.encoder.load(documents, skip=on_error == "skip")
+        cuts: list[Cut] = []
+        for place, one in enumerate(candidates):
+            if one.text:
+                text, tokens = cut_text(self.backbone, one.text, self.max_text_tokens)
+                if text != one.text:
+                    candidates[place] = replace(one, text=text)
+                    cuts.append(Cut(one.index, tokens, self.max_text_tokens, one.page))
+        work = CandidateList(query.text.strip(), candidates, context, composed, query.instruction)
+        skipped = (Skipped(index, reason) for index, reason in unusable.items())
+        return work, tuple(skipped), tuple(cuts)
 
-    def check_query(self, text: str) -> None:
-        """Raise an InputError if this text cannot be a query."""
-        if not isinstance(text, str) or not text.strip():
+    def check_query(self, query: str | Query) -> None:
+        """Raise an InputError if this cannot be a query."""
+        query = Query.of(query)
+        text = query.text
+        if query.images and query.reference is not None:
+            raise InputError("a query with a reference image has no other pictures")
+        if not isinstance(text, str) or not (text.strip() or query.images):
             raise InputError(f"the query is empty: {text!r}")
         if self.max_query_tokens is not None:
             with self.backbone.exclusive():
@@ -373,18 +401,17 @@ class Reranker:
 
         scored: gets what every prompt gave
         """
-        if len(work.images) < 2:
-            return [(0, 0.0)] * len(work.images)  # a single candidate is certain: log 1 = 0
-        for index, image in zip(work.indices, work.images, strict=True):
-            self.encoder.check(image, f"document {index}")  # now, not after some windows have run
+        if len(work.candidates) < 2:
+            return [(0, 0.0)] * len(work.candidates)  # a single candidate is certain: log 1 = 0
+        for name, image in zip(work.names, work.images, strict=True):
+            self.encoder.check(image, name)  # now, not after some windows have run
 
         def score(places: Sequence[int]) -> Sequence[float]:
-            images = [work.images[place] for place in places]
-            part = replace(work, images=images, indices=[work.indices[place] for place in places])
+            part = replace(work, candidates=[work.candidates[place] for place in places])
             scored.extend(self._score([part]))
             return scored[-1].answer.scores
 
-        return rank_in_windows(len(work.images), self.window, self.stride, score)
+        return rank_in_windows(len(work.candidates), self.window, self.stride, score)
 
     # Running the model.
 
@@ -395,7 +422,8 @@ class Reranker:
         self.prepare()
         with self.backbone.exclusive():
             clock = Clock(len(lists))
-            full, features = self.encoder.encode_lists(lists, self.pruner, self._look, clock)
+            look = partial(self._look, by_image=True)
+            full, features = self.encoder.encode_lists(lists, self.pruner, look, clock)
             asked = [self._asked(*each, clock) for each in zip(lists, full, features, strict=True)]
             flat = list(chain(*asked))
             scored: dict[int, _Scored] = {}
@@ -418,11 +446,17 @@ class Reranker:
         """Return the prompts of one list: one of all candidates, or one of each."""
         own = work.own(features)
         if self.scorer != "pointwise":
-            return [_Asked(work, features, own, work.indices, sum(full))]
-        context = features[: len(features) - len(own)]
+            return [_Asked(work, features, own, sum(full))]
+        context, sizes = features[: len(work.context)], iter(full)
         asked = [
-            _Asked(work, [*context, image], [image], [index], size, place)
-            for place, (image, index, size) in enumerate(zip(own, work.indices, full, strict=True))
+            _Asked(
+                replace(work, candidates=[candidate]),
+                [*context, *images],
+                [images],
+                sum(islice(sizes, len(images))),
+                place,
+            )
+            for place, (candidate, images) in enumerate(zip(work.candidates, own, strict=True))
         ]
         with clock("prior"):
             stages = stages_of(self.pruner, self.backbone.shape.num_layers, self.backbone.family.readable)
@@ -432,14 +466,22 @@ class Reranker:
         return [replace(one, share=share) for one, share in zip(asked, shares, strict=True)]
 
     def _prompt(self, work: CandidateList, features: Sequence[ImageFeatures], place: int = 0) -> Prompt:
-        """Return the prompt of a list; pointwise, of the candidate at this place."""
-        sizes = sizes_of(features)
-        reference = None if work.reference is None else sizes.pop(0)
+        """Return the prompt of a list; pointwise, of its first candidate, at this place of the whole list."""
+        context = tuple(sizes_of(features[: len(work.context)]))
+        contents = [
+            Content(tuple(sizes_of(own)), candidate.text)
+            for candidate, own in zip(work.candidates, work.own(features), strict=True)
+        ]
+        query = Content(() if work.composed else context, work.text)
         model, template = self.backbone, self.template
+        options: Any = {
+            "reference_size": context[0] if work.composed else None,
+            "instruction": work.instruction,
+        }
         if self.scorer == "pointwise":
-            return build_pair(model, template, work.text, sizes[0], reference_size=reference, place=place)
+            return build_pair(model, template, query, contents[0], place=place, **options)
         generate = self.scorer == "generate"
-        return build_prompt(model, template, work.text, sizes, reference_size=reference, generate=generate)
+        return build_prompt(model, template, query, contents, generate=generate, **options)
 
     def _run(self, asked: Sequence[_Asked], clock: Clock) -> list[_Scored]:
         """Run prompts in one batch."""
@@ -447,10 +489,12 @@ class Reranker:
         with clock("preprocess"):
             prompts = [self._prompt(one.work, one.features, one.place) for one in asked]
             layouts = [prompt.layout for prompt in prompts]
-            signals = [joined_signals(one.own) for one in asked] if pruner.reads_encoder else None
+            signals = None
+            if pruner.reads_encoder:
+                signals = [joined_signals(list(chain(*one.own))) for one in asked]
             shares = [one.share for one in asked if one.share is not None]
             pruning = pruner.on(model.model, layouts, signals, shares or None)
-            features = list(chain(*(one.features for one in asked)))
+            features = [one.features[i] for one, own in zip(asked, prompts, strict=True) for i in own.order]
             inputs = model.inputs([prompt.ids for prompt in prompts], features)
         with clock("decoder"), pruning as run:
             if self.scorer == "generate":
@@ -475,7 +519,7 @@ class Reranker:
                 stages=run.stages[i],
                 shape=model.shape,
                 seconds=dict(clock.seconds),
-                indices=one.indices,
+                indices=[candidate.index for candidate in one.work.candidates],
                 features=one.own,
                 full=one.full,
             )
@@ -503,15 +547,28 @@ class Reranker:
             return Answer(permutation_scores(range(count)), count, readable=False)
         return Answer(permutation_scores(parsed.order), parsed.repairs)
 
-    def _look(self, work: CandidateList, features: Sequence[ImageFeatures]) -> Look:
-        """Return the candidates, and the query as the decoder will read it."""
-        own = work.own(features)
-        prompt = self._prompt(work, features)
-        ids = torch.tensor(prompt.ids, device=self.backbone.device)[list(prompt.layout.query)]
-        query = self.backbone.model.get_input_embeddings()(ids).detach().float().mean(dim=0)
-        sizes = torch.tensor([len(feature.tokens) for feature in own])
-        vision = torch.cat([feature.tokens for feature in own])
-        return Look(vision, torch.arange(len(own)).repeat_interleave(sizes).to(vision.device), query)
+    def _look(
+        self, work: CandidateList, features: Sequence[ImageFeatures], *, by_image: bool = False
+    ) -> Look:
+        """Return the candidates, and the query as the decoder will read it.
+
+        by_image: every picture counts as a candidate
+        """
+        context, images = features[: len(work.context)], features[len(work.context) :]
+        if work.text:
+            prompt = self._prompt(work, features)
+            ids = torch.tensor(prompt.ids, device=self.backbone.device)[list(prompt.layout.query)]
+            words = self.backbone.model.get_input_embeddings()(ids).detach()
+        else:  # a query of pictures alone
+            words = torch.cat([feature.tokens for feature in context])
+        query = words.float().mean(dim=0)
+        owners = list(range(len(images)))
+        if not by_image:
+            owners = [number for number, one in enumerate(work.candidates) for _ in one.images]
+        sizes = torch.tensor([len(feature.tokens) for feature in images], dtype=torch.long)
+        vision = torch.cat([words[:0], *(feature.tokens for feature in images)])
+        owner = torch.tensor(owners, dtype=torch.long).repeat_interleave(sizes).to(vision.device)
+        return Look(vision, owner, query, len(images) if by_image else len(work.candidates))
 
     # The settings in use.
 
@@ -526,6 +583,7 @@ class Reranker:
             "scorer": self.scorer,
             "max_image_tokens": self.max_image_tokens,
             "max_new_tokens": self.max_new_tokens,
+            "max_text_tokens": self.max_text_tokens,
             "template": hashlib.sha256(words.encode()).hexdigest()[:16],
             "window": self.window,
             "stride": self.stride,
@@ -574,5 +632,5 @@ def _listed(documents: Any) -> Sequence[Document]:
     shape = getattr(documents, "shape", None)
     single = isinstance(documents, (str, bytes, bytearray, memoryview, os.PathLike, Image.Image, Mapping))
     if single or not isinstance(documents, Iterable) or (shape is not None and len(shape) < 4):
-        raise InputError(f"documents must be a list of images, not a single one ({type(documents).__name__})")
+        raise InputError(f"documents must be a list, not a single document ({type(documents).__name__})")
     return documents if isinstance(documents, (list, tuple)) else list(documents)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any, overload
@@ -12,24 +12,41 @@ from typing import Any, overload
 from radical_rerank.backbones import Block, ImageFeatures
 from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
 from radical_rerank.pruning import Layout, PrunedStage
-from radical_rerank.reranking.encoding import Document
+from radical_rerank.reranking.encoding import Document, ImageLike, Parts
 
 
 @dataclass(frozen=True)
 class Query:
-    """What to look for: text, or a change in words to a reference image (composed retrieval).
+    """What to look for: words, pictures, or both; or a change in words to a reference (composed retrieval).
 
     Args:
-        text: the query, or how the reference is to change
+        text: the query, or how the reference is to change; may be empty if there are pictures
         reference: the image that the text changes
+        images: pictures that are a part of the query
+        instruction: what to look for, for templates that have an `{instruction}`; by default the Reranker's
 
     Example:
         >>> Query("a red star").reference is None
         True
+        >>> Query.of({"text": "in brass", "image": "lamp.jpg"}).images
+        ('lamp.jpg',)
     """
 
-    text: str
-    reference: Document | None = None
+    text: str = ""
+    reference: ImageLike | None = None
+    images: Sequence[ImageLike] = ()
+    instruction: str | None = None
+
+    @classmethod
+    def of(cls, query: str | Query | Mapping[str, Any]) -> Query:
+        """Return a text or a dict with `text`, `image`, `images`, `content`, `instruction` as a query."""
+        if isinstance(query, Query):
+            return query
+        if not isinstance(query, Mapping):
+            return cls(query)
+        fields = {name: value for name, value in query.items() if name != "instruction"}
+        parts = Parts.of(fields, "the query")
+        return cls(parts.text, images=parts.images, instruction=query.get("instruction"))
 
 
 @dataclass(frozen=True)
@@ -41,6 +58,7 @@ class RankedDocument:
         score: the log of its probability among the candidates of its list, at most 0; with scorer
             "pointwise", the log of the probability that it is relevant
         document: the document itself
+        page: the number of the page, from 1, if it is one of a PDF file
 
     Example:
         >>> RankedDocument(index=3, score=0.0, document="a.jpg").probability
@@ -50,6 +68,7 @@ class RankedDocument:
     index: int
     score: float
     document: Document | None
+    page: int | None = None
 
     @property
     def probability(self) -> float:
@@ -74,6 +93,27 @@ class Skipped:
     reason: str
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A document whose text was longer than `max_text_tokens`.
+
+    Args:
+        index: its place in the list that was passed
+        tokens: of its text
+        kept: how many of them the model read
+        page: the number of the page, if it is one of a PDF file
+
+    Example:
+        >>> Cut(index=2, tokens=700, kept=512).kept
+        512
+    """
+
+    index: int
+    tokens: int
+    kept: int
+    page: int | None = None
+
+
 @dataclass(frozen=True, repr=False)
 class Ranking(Sequence[RankedDocument]):
     """Documents, best first. Index it, slice it or iterate over it.
@@ -88,6 +128,7 @@ class Ranking(Sequence[RankedDocument]):
         query: the query's text
         model: the model's name
         method: the pruning method
+        cut: documents whose text was cut
 
     Example:
         >>> ranking = Ranking((RankedDocument(1, -0.1, "b.jpg"), RankedDocument(0, -2.4, "a.jpg")))
@@ -105,6 +146,7 @@ class Ranking(Sequence[RankedDocument]):
     query: str = ""
     model: str = ""
     method: str = ""
+    cut: tuple[Cut, ...] = ()
 
     def __len__(self) -> int:
         return len(self.results)
@@ -149,10 +191,12 @@ class Ranking(Sequence[RankedDocument]):
                     "score": result.score,
                     "probability": result.probability,
                     "document": _path_of(result.document),
+                    **({} if result.page is None else {"page": result.page}),
                 }
                 for rank, result in enumerate(self.results, start=1)
             ],
             "skipped": [asdict(skipped) for skipped in self.skipped],
+            "cut": [asdict(cut) for cut in self.cut],
             "repairs": self.repairs,
             "unreadable": self.unreadable,
             "totals": asdict(self.totals),
@@ -161,7 +205,10 @@ class Ranking(Sequence[RankedDocument]):
 
 
 def _path_of(document: Document | None) -> str | None:
-    """Return the document's path or name; None for pictures, bytes and data URIs."""
+    """Return the document's path, name or text; None for pictures, bytes and data URIs."""
+    if isinstance(document, Mapping):  # the path of its only picture says more than its text
+        parts = Parts.of(document, "")
+        return (_path_of(parts.images[0]) if parts.images else None) or parts.text or None
     if isinstance(document, (str, os.PathLike)) and not str(document).startswith("data:"):
         return str(document)
     return None
@@ -211,7 +258,8 @@ class PruningReport:
         seconds: preprocess, vision, prior (once per list), selection (at the stages), decoder, scoring.
             Lists of one batch share its time equally
         indices: the documents of this prompt, in its order, by their index in the list that was passed
-        blocks: per candidate, which part of its image each token shows
+        blocks: per candidate, which part of its pictures each token shows
+        images: per candidate, the visual tokens of each of its pictures
         prompts: how many prompts these are the sums of
 
     Example:
@@ -237,6 +285,7 @@ class PruningReport:
     seconds: dict[str, float]
     indices: list[int]
     blocks: list[list[Block]] = field(repr=False)
+    images: list[list[int]]
     prompts: int = 1
 
     @property
@@ -254,6 +303,7 @@ class PruningReport:
         data = asdict(self)
         if not survivors:
             data.pop("blocks")
+            data.pop("images")
             for stage in data["stages"]:
                 stage.pop("survivors")
         return data | {name: getattr(self, name) for name in ("visual_tokens_left", "average_tokens")}
@@ -300,11 +350,15 @@ def make_report(
     shape: DecoderShape,
     seconds: dict[str, float],
     indices: Sequence[int],
-    features: Sequence[ImageFeatures],
+    features: Sequence[Sequence[ImageFeatures]],
     full: int,
 ) -> PruningReport:
-    """Report on one prompt. full: the candidates' visual tokens at full size"""
-    blocks = [list(feature.blocks) for feature in features]
+    """Report on one prompt.
+
+    features: per candidate, of its pictures
+    full: the candidates' visual tokens at full size
+    """
+    blocks = [[block for feature in own for block in feature.blocks] for own in features]
     reports = [_stage_report(stage, layout) for stage in stages]
     visual = len(layout.positions)
     other = layout.length - visual
@@ -330,6 +384,7 @@ def make_report(
         seconds=seconds,
         indices=list(indices),
         blocks=blocks,
+        images=[[len(feature.tokens) for feature in own] for own in features],
     )
 
 
@@ -348,6 +403,7 @@ def join_reports(parts: Sequence[PruningReport], seconds: dict[str, float]) -> P
         seconds=seconds,
         indices=list(chain(*(part.indices for part in parts))),
         blocks=list(chain(*(part.blocks for part in parts))),
+        images=list(chain(*(part.images for part in parts))),
     )
 
 
@@ -367,7 +423,7 @@ def _joined_stage(same: Sequence[StageReport]) -> StageReport:
 
 
 def _stage_report(stage: PrunedStage, layout: Layout) -> StageReport:
-    sizes = layout.candidate_of.bincount(minlength=len(layout.candidates))
+    sizes = layout.candidate_of.bincount(minlength=layout.num_candidates)
     ends = sizes.cumsum(0)
     tokens = stage.survivors.cpu()
     owners = layout.candidate_of[tokens]

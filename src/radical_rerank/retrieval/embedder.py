@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from radical_rerank.reranking.encoding import Document
+from radical_rerank.reranking.encoding import ImageLike
 
 
 class Embedder(Protocol):
@@ -15,7 +15,7 @@ class Embedder(Protocol):
 
     name: str
 
-    def embed_images(self, images: Sequence[Document]) -> Tensor:
+    def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
         """(n, d) one vector per picture."""
 
     def embed_queries(self, queries: Sequence[str]) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from radical_rerank.errors import InputError, needs_extra
-from radical_rerank.reranking.encoding import Document, load_image
+from radical_rerank.reranking.encoding import ImageLike, load_image
 from radical_rerank.retrieval.embedder import Embedder
 
 EMBEDDERS = {
@@ -39,7 +39,7 @@ class DualEncoder(Embedder):
             raise InputError(f"{name!r} has no text and image towers")
 
     @torch.inference_mode()
-    def embed_images(self, images: Sequence[Document]) -> Tensor:
+    def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
         rows = []
         for start in range(0, len(images), self.batch_size):
             part = enumerate(images[start : start + self.batch_size], start)
@@ -84,7 +84,7 @@ class SentenceEmbedder(Embedder):
         except (OSError, ValueError) as error:
             raise InputError(f"cannot load the embedder {name!r}: {str(error).splitlines()[0]}") from error
 
-    def embed_images(self, images: Sequence[Document]) -> Tensor:
+    def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
         return self._encode([load_image(image, name=f"document {i}") for i, image in enumerate(images)])
 
     def embed_queries(self, queries: Sequence[str]) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from radical_rerank.backbones import Backbone
 from radical_rerank.backbones.model import base_model
 from radical_rerank.embedded.photos import PLAIN, SCALE, WORD_DIMS
-from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, Document, load_image
+from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, ImageLike, load_image
 
 
 class PhotoEmbedder:
@@ -31,7 +31,7 @@ class PhotoEmbedder:
         self.backbone, self.batch_size = backbone, batch_size
 
     @torch.inference_mode()
-    def embed_images(self, images: Sequence[Document]) -> Tensor:
+    def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
         """Return one row per image."""
         base = base_model(self.backbone.model)
         rows = []

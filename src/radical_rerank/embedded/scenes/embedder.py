@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.embedded.scenes.world import ATTRIBUTE_WORDS, COLOURS, SHAPES
-from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, Document, load_image
+from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, ImageLike, load_image
 
 
 class SceneEmbedder:
@@ -56,7 +56,7 @@ class SceneEmbedder:
         ids = [encode(" " + word, add_special_tokens=False)["input_ids"][0] for word in ATTRIBUTE_WORDS]
         self._embeddings = normalize(backbone.model.get_input_embeddings().weight.detach()[ids], dim=-1)
 
-    def embed_images(self, images: Sequence[Document]) -> Tensor:
+    def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
         """Return one row per image."""
         rows = []
         for start in range(0, len(images), self.batch_size):

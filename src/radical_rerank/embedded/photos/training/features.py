@@ -19,7 +19,7 @@ from radical_rerank.backbones.lite_vision import HEAD, MIDDLE
 from radical_rerank.embedded.photos.datasets import photo_gallery
 from radical_rerank.embedded.photos.training.model import CELLS, make_image_processor
 from radical_rerank.progress import Progress, silent
-from radical_rerank.reranking.encoding import Document, load_image
+from radical_rerank.reranking.encoding import ImageLike, load_image
 
 TOGETHER = 4
 """photographs that run through the tower together; more no longer fit the processor's cache"""
@@ -32,7 +32,7 @@ class Photo:
     """A photograph and its captions."""
 
     name: str
-    picture: Document
+    picture: ImageLike
     captions: tuple[str, ...]
 
 

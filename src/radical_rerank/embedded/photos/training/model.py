@@ -25,6 +25,8 @@ TEMPLATE = {
     "candidate": "{id}{image}",
     "ask_logits": "<query>{query}<answer>",
     "window": 20,
+    "texts": False,
+    "query_images": False,
 }
 """the model's own prompt; it knows no other"""
 SURE = 8.0

@@ -37,6 +37,8 @@ TEMPLATE = {
     "ask_composed_logits": "change: {query} answer:",
     "ask_composed_generate": "change: {query} answer:",
     "window": 20,
+    "texts": False,
+    "query_images": False,
 }
 """the model's own prompt; it knows no other words"""
 
