@@ -171,7 +171,7 @@ class Profile:
 
     @classmethod
     def may_exist(cls, name: str, folder: Path | None) -> bool:
-        """Return whether there is a file that may be this model's profile. Reads no weights, unlike `find`."""
+        """Return whether a file may be this model's profile. Reads no weights, unlike `find`."""
         if folder is not None and (folder / PROFILE_FILE).is_file():
             return True
         return any(_cache_folder().glob(f"{_stem(name)}-*.json"))

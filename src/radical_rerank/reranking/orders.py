@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from radical_rerank.errors import InputError
 
@@ -51,30 +51,31 @@ def averaged(orders: Sequence[Sequence[int]], scores: Sequence[Sequence[float]])
     return log_softmax([total / len(orders) for total in sums])
 
 
-def standardised(scores: Sequence[float], count: int) -> list[float]:
-    """Return a first stage's scores with mean 0 and deviation 1 over the list; all 0 if they are equal.
-
-    Args:
-        scores: one per document
-        count: how many documents there are
-
-    Example:
-        >>> standardised([3.0, 1.0], 2), standardised([5.0, 5.0], 2)
-        ([1.0, -1.0], [0.0, 0.0])
-    """
+def checked_scores(scores: Iterable[float], count: int) -> list[float]:
+    """Return a first stage's scores of `count` documents, or raise an InputError."""
     values = [float(score) for score in scores]
     if len(values) != count:
         raise InputError(f"{len(values)} scores for {count} documents")
     bad = next((place for place, value in enumerate(values) if not math.isfinite(value)), None)
     if bad is not None:
         raise InputError(f"the score of document {bad} is not finite: {values[bad]}")
+    return values
+
+
+def standardised(values: Sequence[float]) -> list[float]:
+    """Return finite scores with mean 0 and deviation 1 over the list; all 0 if they are equal.
+
+    Example:
+        >>> standardised([3.0, 1.0]), standardised([5.0, 5.0])
+        ([1.0, -1.0], [0.0, 0.0])
+    """
     if len(set(values)) < 2:
-        return [0.0] * count
+        return [0.0] * len(values)
     largest = max(map(abs, values))
     values = [value / largest for value in values]  # squares of huge scores would overflow
-    mean = sum(values) / count
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / count)
-    return [(value - mean) / deviation for value in values] if deviation > 0 else [0.0] * count
+    mean = math.fsum(values) / len(values)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return [(value - mean) / deviation if deviation > 0 else 0.0 for value in values]
 
 
 def mixed(scores: Sequence[float], prior: Sequence[float], weight: float, *, pointwise: bool) -> list[float]:
@@ -104,7 +105,8 @@ def mixed(scores: Sequence[float], prior: Sequence[float], weight: float, *, poi
 def log_softmax(values: Sequence[float]) -> list[float]:
     """Return log-probabilities whose probabilities add up to 1."""
     top = max(values)
-    total = top + math.log(sum(math.exp(value - top) for value in values))
+    # An exact sum: it does not depend on the order of the candidates.
+    total = top + math.log(math.fsum(math.exp(value - top) for value in values))
     return [min(0.0, value - total) for value in values]
 
 

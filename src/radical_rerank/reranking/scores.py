@@ -62,6 +62,7 @@ class ScoreCalibration:
         kind: "platt", f is sigmoid(slope · x + intercept), or "isotonic", f runs through `points`
         slope, intercept: of "platt"
         points: (x, probability) of "isotonic", ascending in both
+        weight: of a first stage's scores; None if the lists had none
         settings: what it was fitted with; see `calibration_for`
         lists: how many lists it was fitted on, half of them without a match
 
@@ -79,6 +80,7 @@ class ScoreCalibration:
     slope: float = 1.0
     intercept: float = 0.0
     points: tuple[tuple[float, float], ...] = ()
+    weight: float | None = None
     settings: Mapping[str, Any] | None = None
     lists: int = 0
 
@@ -122,7 +124,8 @@ class ScoreCalibration:
 
     def usable(self, signals: Mapping[str, float] | None) -> bool:
         """Return whether a list has the signals that this calibration needs."""
-        return set(self.signals) <= set(signals or {}) | set(_OF_SCORES)
+        known = {name for name, value in (signals or {}).items() if math.isfinite(value)}
+        return set(self.signals) <= known | set(_OF_SCORES)
 
     def matched(self, scores: Sequence[float], signals: Mapping[str, float] | None = None) -> float:
         """Return c, the probability that the list holds a match."""
@@ -220,21 +223,24 @@ def calibration_for(
 ) -> ScoreCalibration | None:
     """Return the calibration that was fitted with these settings, or None.
 
-    Everything but `keep` must be the same. Of those that are, the one with the nearest budget is taken (by
-    ratio), if the budget lies in the range of those that were fitted.
+    Everything but `keep` must be the same; if everything is kept, the method does not matter. Of those that
+    fit, the one with the nearest budget is taken (by ratio), if the budget lies in the range of those fitted.
 
     Args:
         known: calibrations as dicts, as a `Profile` holds them
         settings: of the Reranker
     """
     keep = settings["keep"]
-    own = {name: value for name, value in settings.items() if name != "keep"}
+    ignored = {"keep", "method"} if keep >= 1 else {"keep"}
+
+    def rest(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name not in ignored}
+
     fitting: dict[float, Mapping[str, Any]] = {}
     for one in known:
-        theirs = dict(one.get("settings") or {})
-        at = theirs.pop("keep", None)
-        if at is not None and theirs == own:
-            fitting[float(at)] = one
+        theirs = one.get("settings") or {}
+        if "keep" in theirs and rest(theirs) == rest(settings):
+            fitting[float(theirs["keep"])] = one
     if not fitting or not min(fitting) <= keep <= max(fitting):
         return None
     nearest = min(fitting, key=lambda at: abs(math.log(at / keep)))
