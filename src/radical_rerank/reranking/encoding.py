@@ -1,4 +1,4 @@
-"""From documents to vision features: their pictures and texts, the encoder and its cache.
+"""From queries and documents to vision features: their pictures and texts, the encoder and its cache.
 
 The service's reader processes import this file to decode pictures, so it must not import torch.
 """
@@ -78,14 +78,48 @@ class Parts:
     def of(cls, document: Document, name: str) -> Parts:
         """Read any form of a document. name: for error messages"""
         if isinstance(document, Mapping):
-            content = document.get("content")
-            parts = _from_content(content, name) if content is not None else _from_fields(document, name)
+            alone = set(document) == {"content"}
+            parts = _from_content(document["content"], name) if alone else _from_fields(document, name)
             if not parts.images and not parts.text.strip():
                 raise InputError(f"{name} has neither a picture nor a text")
             return parts
         if isinstance(document, str) and is_text(document):
             return cls(text=document)
         return cls((document,))
+
+
+@dataclass(frozen=True)
+class Query:
+    """What to look for: words, pictures, or both; or a change in words to a reference (composed retrieval).
+
+    Args:
+        text: the query, or how the reference is to change; may be empty if there are pictures
+        reference: the image that the text changes
+        images: pictures that are a part of the query
+        instruction: what to look for, for templates that have an `{instruction}`; by default the Reranker's
+
+    Example:
+        >>> Query("a red star").reference is None
+        True
+        >>> Query.of({"text": "in brass", "image": "lamp.jpg"}).images
+        ('lamp.jpg',)
+    """
+
+    text: str = ""
+    reference: ImageLike | None = None
+    images: Sequence[ImageLike] = ()
+    instruction: str | None = None
+
+    @classmethod
+    def of(cls, query: str | Query | Mapping[str, Any]) -> Query:
+        """Return a text or a dict with `text`, `image`, `images`, `content`, `instruction` as a query."""
+        if isinstance(query, Query):
+            return query
+        if not isinstance(query, Mapping):
+            return cls(query)
+        fields = {name: value for name, value in query.items() if name != "instruction"}
+        parts = Parts.of(fields, "the query")
+        return cls(parts.text, images=parts.images, instruction=query.get("instruction"))
 
 
 _PATH = re.compile(r"(\.{0,2}/|~|[A-Za-z]:[\\/])")
@@ -229,7 +263,8 @@ def _open(document: ImageLike, name: str, formats: tuple[str, ...] | None) -> Im
     if isinstance(document, (str, os.PathLike)):
         path = Path(document)
         if not path.is_file():
-            raise InputError(f"{name} does not exist" if not path.exists() else f"{name} is not a file")
+            hint = "" if path.suffix else '; a text of one word is {"text": …}'
+            raise InputError(f"{name} is not a file" if path.exists() else f"{name} does not exist{hint}")
         return _decode(path.read_bytes(), name, formats)
     if isinstance(document, (bytes, bytearray, memoryview)):
         return _decode(bytes(document), name, formats)
@@ -591,7 +626,7 @@ class Encoder:
         features = [list(islice(remaining, len(own))) for own in pictures]
         if sizes is None:
             sizes = [
-                [len(feature.tokens) for feature in own[len(work.context) :]]
+                [len(feature.tokens) for images in work.own(own) for feature in images]
                 for work, own in zip(lists, features, strict=True)
             ]
         return sizes, features

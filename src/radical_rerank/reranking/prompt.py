@@ -464,15 +464,11 @@ def _prompt(
     if asked.text and not words:
         raise InputError(f"the query {asked.text!r} has no words that the tokenizer knows")
     ids += asked.template.end
-    layout = _layout(asked, contents, len(ids), spans, markup, words, shown, place)
     tail = _WRITTEN.split(_IMAGES.split(text)[-1])[-1]
+    identifiers = list(_identifier_ids(tokenizer, tail, tuple(names)))
+    layout = _layout(asked, contents, len(ids), spans, markup, words, shown, place)
     order = {_CONTEXT: count(0), _IMAGE: count(len(asked.context))}
-    return Prompt(
-        ids,
-        layout,
-        list(_identifier_ids(tokenizer, tail, tuple(names))),
-        tuple(next(order[kind]) for kind in kinds),
-    )
+    return Prompt(ids, layout, identifiers, tuple(next(order[kind]) for kind in kinds))
 
 
 def _layout(

@@ -40,6 +40,7 @@ from radical_rerank.reranking.encoding import (
     Document,
     Encoder,
     ImageLike,
+    Query,
     VisionCache,
     joined_signals,
 )
@@ -61,7 +62,6 @@ from radical_rerank.reranking.prompt import (
 from radical_rerank.reranking.results import (
     Cut,
     PruningReport,
-    Query,
     RankedDocument,
     Ranking,
     Skipped,
@@ -358,8 +358,7 @@ class Reranker:
     def _load(
         self, query: str | Query | Mapping[str, Any], documents: Sequence[Document], on_error: OnError
     ) -> tuple[CandidateList, tuple[Skipped, ...], tuple[Cut, ...]]:
-        query = Query.of(query)
-        self.check_query(query)
+        query = self.check_query(query)
         composed = query.reference is not None
         context = self.encoder.load_context(
             query.images if query.reference is None else [query.reference], REFERENCE if composed else CONTEXT
@@ -376,8 +375,8 @@ class Reranker:
         skipped = (Skipped(index, reason) for index, reason in unusable.items())
         return work, tuple(skipped), tuple(cuts)
 
-    def check_query(self, query: str | Query) -> None:
-        """Raise an InputError if this cannot be a query."""
+    def check_query(self, query: str | Query | Mapping[str, Any]) -> Query:
+        """Return a query in any form as a `Query`, or raise an InputError."""
         query = Query.of(query)
         text = query.text
         if query.images and query.reference is not None:
@@ -391,6 +390,7 @@ class Reranker:
                 raise InputError(
                     f"the query has {count} tokens, more than the limit of {self.max_query_tokens}"
                 )
+        return query
 
     def _fits(self, count: int) -> bool:
         """Return whether a list of so many candidates is scored in one go."""
