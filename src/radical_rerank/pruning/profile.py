@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 
 from radical_rerank.errors import CalibrationError
-from radical_rerank.files import replacing
+from radical_rerank.files import cache_folder, file_stem, replacing
 from radical_rerank.method import DecoderShape, trust
 
 PROFILE_FILE = "radical_profile.json"
@@ -168,10 +167,7 @@ class Profile:
     @staticmethod
     def cache_path(model: ModelIdentity) -> Path:
         """Return where a measured profile is kept: under RADICAL_CACHE, or XDG_CACHE_HOME, or ~/.cache."""
-        root = os.environ.get("RADICAL_CACHE")
-        base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(model.name).name or "model")
-        folder = (base if root else base / "radical-rerank") / "profiles"
+        folder, stem = cache_folder() / "profiles", file_stem(model.name, "model")
         return folder / f"{stem}-{model.fingerprint}.json"
 
 
