@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and where the user's cache is."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -25,16 +25,3 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def cache_folder() -> Path:
-    """Return the folder of what can be made again: RADICAL_CACHE, or one in XDG_CACHE_HOME or ~/.cache."""
-    own = os.environ.get("RADICAL_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "radical-rerank"
-
-
-def file_stem(name: str, default: str) -> str:
-    """Return the last part of a name or a path as the beginning of a file's name, without odd characters."""
-    return "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(name).name or default)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import webbrowser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -122,12 +123,12 @@ def test_which_first_stage(scenes: Backbone, monkeypatch: pytest.MonkeyPatch) ->
 
     photos = Backbone.from_pretrained("photos")
     monkeypatch.setattr(Backbone, "from_pretrained", {"photos": photos, "scenes": scenes}.__getitem__)
-    monkeypatch.setattr(retrieval, "embedder_of", lambda name: f"the embedder {name}")
+    monkeypatch.setattr(retrieval, "embedder_of", lambda name: SimpleNamespace(name=f"another, {name}"))
     assert search.first_stage_of(None, scenes).name == "scenes"
     assert search.first_stage_of(None, photos).name == "photos"
     assert search.first_stage_of("photos", scenes).fingerprint == photos.fingerprint
     assert search.first_stage_of("scenes", scenes).fingerprint == scenes.fingerprint
-    assert search.first_stage_of("siglip2", scenes) == "the embedder siglip2"
+    assert search.first_stage_of("siglip2", scenes).name == "another, siglip2"
 
 
 def test_errors_name_the_folder(

@@ -117,7 +117,8 @@ def test_after_any_changes_it_finds_what_the_slow_version_finds(
     operations: list[tuple[str, Any, Any]], query: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root, cache = tmp_path_factory.mktemp("gallery"), tmp_path_factory.mktemp("cache")
-    clock, index = Clock(), FolderIndex(root, Colours(), cache=cache)
+    clock, embedder = Clock(), Colours()
+    index = FolderIndex(root, embedder, cache=cache)
     for what, first, second in operations:
         if what == "write":
             clock.write(root / first, second)
@@ -127,13 +128,13 @@ def test_after_any_changes_it_finds_what_the_slow_version_finds(
         elif what == "remove":
             (root / first).unlink(missing_ok=True)
         elif what == "update":  # which may be interrupted
-            index.embedder.stop, index.embedder.calls = first, []
+            embedder.stop, embedder.calls = first, []
             with suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as small:
                 small.setattr(folder, "BATCH", 2)
                 index.update()
         elif what == "new process":
-            index = FolderIndex(root, Colours(), cache=cache)
-    index.embedder.stop = None
+            index = FolderIndex(root, embedder, cache=cache)
+    embedder.stop = None
     index.update()
     expected = slow_search(root, query, 4)
     assert len(index) == len(slow_search(root, query, 99))

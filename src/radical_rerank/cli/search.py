@@ -7,7 +7,7 @@ import os
 import re
 import time
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -111,7 +111,7 @@ def first_stage_of(name: str | None, backbone: Backbone) -> Embedder:
     from radical_rerank.embedded.scenes.embedder import SceneEmbedder
     from radical_rerank.retrieval import embedder_of
 
-    own = {"photos": PhotoEmbedder, "scenes": SceneEmbedder}
+    own: dict[str, Callable[[Backbone], Embedder]] = {"photos": PhotoEmbedder, "scenes": SceneEmbedder}
     if name is None:
         name = backbone.name if backbone.name in own else DEFAULT_MODEL
     if name not in own:

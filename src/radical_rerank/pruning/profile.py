@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 
 from radical_rerank.errors import CalibrationError
-from radical_rerank.files import cache_folder, file_stem, replacing
+from radical_rerank.files import replacing
 from radical_rerank.method import DecoderShape, trust
 
 PROFILE_FILE = "radical_profile.json"
@@ -177,3 +178,16 @@ def published_profiles() -> tuple[Profile, ...]:
     folder = resources.files("radical_rerank.pruning") / "profiles"
     entries = sorted(folder.iterdir(), key=lambda file: file.name)
     return tuple(Profile._parse(entry.read_text(encoding="utf-8")) for entry in entries)
+
+
+def cache_folder() -> Path:
+    """Return the folder of what can be made again: RADICAL_CACHE, or one in XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("RADICAL_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "radical-rerank"
+
+
+def file_stem(name: str, default: str) -> str:
+    """Return the last part of a name or a path as the beginning of a file's name, without odd characters."""
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(name).name or default)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from radical_rerank import progress as bars
 from radical_rerank.errors import InputError
-from radical_rerank.files import cache_folder, file_stem, replacing
+from radical_rerank.files import replacing
+from radical_rerank.pruning.profile import cache_folder, file_stem
 from radical_rerank.reranking.encoding import MAX_PIXELS, Document, load_images, open_image
 from radical_rerank.retrieval.embedder import Embedder
 from radical_rerank.retrieval.search import nearest
