@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from radical_rerank import progress as bars
-from radical_rerank.cli import bench, lab, photos, scenes, serve
+from radical_rerank.cli import bench, lab, photos, scenes, search, serve
 from radical_rerank.cli.common import (
     AsJson,
     Device,
@@ -300,6 +300,7 @@ def _read_lists(path: Path) -> Iterator[tuple[str, list[str]]]:
         yield query, [str(path.parent / image) for image in images]
 
 
+app.add_typer(search.app)
 app.add_typer(lab.app)
 app.add_typer(serve.app)
 app.add_typer(scenes.app, name="scenes")

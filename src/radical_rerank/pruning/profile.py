@@ -168,10 +168,7 @@ class Profile:
     @staticmethod
     def cache_path(model: ModelIdentity) -> Path:
         """Return where a measured profile is kept: under RADICAL_CACHE, or XDG_CACHE_HOME, or ~/.cache."""
-        root = os.environ.get("RADICAL_CACHE")
-        base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(model.name).name or "model")
-        folder = (base if root else base / "radical-rerank") / "profiles"
+        folder, stem = cache_folder() / "profiles", file_stem(model.name, "model")
         return folder / f"{stem}-{model.fingerprint}.json"
 
 
@@ -181,3 +178,16 @@ def published_profiles() -> tuple[Profile, ...]:
     folder = resources.files("radical_rerank.pruning") / "profiles"
     entries = sorted(folder.iterdir(), key=lambda file: file.name)
     return tuple(Profile._parse(entry.read_text(encoding="utf-8")) for entry in entries)
+
+
+def cache_folder() -> Path:
+    """Return the folder of what can be made again: RADICAL_CACHE, or one in XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("RADICAL_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "radical-rerank"
+
+
+def file_stem(name: str, default: str) -> str:
+    """Return the last part of a name or a path as the beginning of a file's name, without odd characters."""
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(name).name or default)

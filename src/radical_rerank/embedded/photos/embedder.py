@@ -30,6 +30,11 @@ class PhotoEmbedder:
     def __init__(self, backbone: Backbone, *, batch_size: int = 16) -> None:
         self.backbone, self.batch_size = backbone, batch_size
 
+    @property
+    def fingerprint(self) -> str:
+        """The model's."""
+        return self.backbone.fingerprint
+
     @torch.inference_mode()
     def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
         """Return one row per image."""
