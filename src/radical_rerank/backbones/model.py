@@ -146,7 +146,8 @@ def fingerprint_of(model: Any) -> str:
     weight in place changes it.
     """
     # Reading all weights of a large model takes seconds, so it is repeated only after a change.
-    config = config_digest(unwrapped(model).config)
+    own = getattr(unwrapped(model), "config", None)  # an embedder of another library may have none
+    config = "" if own is None else config_digest(own)
     weights = _plain_tensors(model, read=False)
     state = config, tuple((tensor.data_ptr(), tensor._version) for _, tensor in weights)
     known = _fingerprints.get(model)

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from radical_rerank import progress as bars
-from radical_rerank.cli import bench, lab, photos, scenes, serve
+from radical_rerank.cli import bench, lab, photos, scenes, search, serve
 from radical_rerank.cli.common import (
     AsJson,
     Device,
@@ -196,8 +196,8 @@ def calibrate(
     scores: Annotated[
         str | None,
         typer.Option(
-            help="Fit the probabilities of results on this data set instead: scenes, photos, or the gallery of "
-            "either."
+            help="Fit the probabilities of results instead, on scenes, photos, scenes-gallery or "
+            "photos-gallery."
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=4, help="With --scores, how many lists.")] = 400,
@@ -350,6 +350,7 @@ def _read_lists(path: Path) -> Iterator[tuple[str, list[str]]]:
         yield query, [str(path.parent / image) for image in images]
 
 
+app.add_typer(search.app)
 app.add_typer(lab.app)
 app.add_typer(serve.app)
 app.add_typer(scenes.app, name="scenes")

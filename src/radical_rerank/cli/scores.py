@@ -1,10 +1,9 @@
-"""`radical calibrate MODEL --scores DATASET`: fit probabilities on lists whose relevant pictures are known."""
+"""`radical calibrate MODEL --scores DATASET`: fit probabilities on lists with known matches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -88,8 +87,8 @@ def calibrate_scores(
         )
     print_table(HEADS, lines, f"{escape(backbone.name)} on {len(lists)} lists of {source.name}")
     Console().print(
-        "Raw → fitted, fitted on one half of the lists and measured on the other. Every list is ranked twice: "
-        "with its match, and with another list's picture in its place."
+        "Raw → fitted; fitted on one half of the lists, measured on the other. Every list is ranked twice, "
+        "with its match and with another list's picture in its place."
     )
 
 

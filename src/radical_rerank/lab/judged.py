@@ -1,4 +1,4 @@
-"""A data set's lists with their relevant pictures, and first-stage scores where it has a gallery to search."""
+"""A data set's lists with their relevant pictures, to fit scores on."""
 
 from __future__ import annotations
 

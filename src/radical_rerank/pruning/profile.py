@@ -174,22 +174,13 @@ class Profile:
         """Return whether a file may be this model's profile. Reads no weights, unlike `find`."""
         if folder is not None and (folder / PROFILE_FILE).is_file():
             return True
-        return any(_cache_folder().glob(f"{_stem(name)}-*.json"))
+        return any((cache_folder() / "profiles").glob(f"{file_stem(name, 'model')}-*.json"))
 
     @staticmethod
     def cache_path(model: ModelIdentity) -> Path:
         """Return where a measured profile is kept: under RADICAL_CACHE, or XDG_CACHE_HOME, or ~/.cache."""
-        return _cache_folder() / f"{_stem(model.name)}-{model.fingerprint}.json"
-
-
-def _cache_folder() -> Path:
-    root = os.environ.get("RADICAL_CACHE")
-    base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (base if root else base / "radical-rerank") / "profiles"
-
-
-def _stem(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(name).name or "model")
+        folder, stem = cache_folder() / "profiles", file_stem(model.name, "model")
+        return folder / f"{stem}-{model.fingerprint}.json"
 
 
 @lru_cache(maxsize=1)
@@ -198,3 +189,16 @@ def published_profiles() -> tuple[Profile, ...]:
     folder = resources.files("radical_rerank.pruning") / "profiles"
     entries = sorted(folder.iterdir(), key=lambda file: file.name)
     return tuple(Profile._parse(entry.read_text(encoding="utf-8")) for entry in entries)
+
+
+def cache_folder() -> Path:
+    """Return the folder of what can be made again: RADICAL_CACHE, or one in XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("RADICAL_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "radical-rerank"
+
+
+def file_stem(name: str, default: str) -> str:
+    """Return the last part of a name or a path as the beginning of a file's name, without odd characters."""
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(name).name or default)

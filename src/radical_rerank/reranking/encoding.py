@@ -1,4 +1,4 @@
-"""From documents to vision features: their pictures and texts, the encoder and its cache.
+"""From queries and documents to vision features: their pictures and texts, the encoder and its cache.
 
 The service's reader processes import this file to decode pictures, so it must not import torch.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import math
 import os
 import re
 import time
@@ -40,6 +41,8 @@ MAX_TEXT_TOKENS = 512
 """longer texts of documents are cut to this many tokens"""
 VISION_CACHE_BYTES = 1 << 30
 """how much of the images encoded last is kept"""
+TOKEN_SIDE = 64
+"""pixels along a side of what becomes one visual token, at most; in most models it is 28 or 32"""
 THREADS = min(8, os.cpu_count() or 1)
 ENCODED_TOGETHER = 8
 """images per call of the encoder; the next ones are preprocessed at the same time"""
@@ -78,14 +81,48 @@ class Parts:
     def of(cls, document: Document, name: str) -> Parts:
         """Read any form of a document. name: for error messages"""
         if isinstance(document, Mapping):
-            content = document.get("content")
-            parts = _from_content(content, name) if content is not None else _from_fields(document, name)
+            alone = set(document) == {"content"}
+            parts = _from_content(document["content"], name) if alone else _from_fields(document, name)
             if not parts.images and not parts.text.strip():
                 raise InputError(f"{name} has neither a picture nor a text")
             return parts
         if isinstance(document, str) and is_text(document):
             return cls(text=document)
         return cls((document,))
+
+
+@dataclass(frozen=True)
+class Query:
+    """What to look for: words, pictures, or both; or a change in words to a reference (composed retrieval).
+
+    Args:
+        text: the query, or how the reference is to change; may be empty if there are pictures
+        reference: the image that the text changes
+        images: pictures that are a part of the query
+        instruction: what to look for, for templates that have an `{instruction}`; by default the Reranker's
+
+    Example:
+        >>> Query("a red star").reference is None
+        True
+        >>> Query.of({"text": "in brass", "image": "lamp.jpg"}).images
+        ('lamp.jpg',)
+    """
+
+    text: str = ""
+    reference: ImageLike | None = None
+    images: Sequence[ImageLike] = ()
+    instruction: str | None = None
+
+    @classmethod
+    def of(cls, query: str | Query | Mapping[str, Any]) -> Query:
+        """Return a text or a dict with `text`, `image`, `images`, `content`, `instruction` as a query."""
+        if isinstance(query, Query):
+            return query
+        if not isinstance(query, Mapping):
+            return cls(query)
+        fields = {name: value for name, value in query.items() if name != "instruction"}
+        parts = Parts.of(fields, "the query")
+        return cls(parts.text, images=parts.images, instruction=query.get("instruction"))
 
 
 _PATH = re.compile(r"(\.{0,2}/|~|[A-Za-z]:[\\/])")
@@ -147,9 +184,13 @@ def load_image(
     name: str = "image",
     max_pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] | None = None,
+    side: int | None = None,
 ) -> Image.Image:
-    """Load a document as an upright RGB picture. Animations give their first frame, transparency is white."""
-    (image,) = load_images([document], names=[name], max_pixels=max_pixels, formats=formats)
+    """Load a document as an upright RGB picture. Animations give their first frame, transparency is white.
+
+    Arguments: see `load_images`
+    """
+    (image,) = load_images([document], names=[name], max_pixels=max_pixels, formats=formats, side=side)
     if isinstance(image, InputError):
         raise image
     return image
@@ -161,10 +202,12 @@ def load_images(
     names: Sequence[str],
     max_pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] | None = None,
+    side: int | None = None,
 ) -> list[Image.Image | InputError]:
     """Load many documents in parallel. A document that cannot be read gives its error instead.
 
     formats: the encoded formats to accept, by Pillow's names; by default all that Pillow knows
+    side: pixels that are enough along each side, see `decode`; by default pictures keep their size
     """
     opened: list[tuple[str, Any]] = []
     for document, name in zip(documents, names, strict=True):
@@ -174,10 +217,14 @@ def load_images(
         opened.append((name, _attempt(name, opening)))
     # An image object may occur twice, and decodes itself in place: each goes to one thread.
     distinct = {id(image): (name, image) for name, image in opened}
+    given = {id(document) for document in documents}
 
     def decoded(pair: tuple[str, Any]) -> Image.Image | InputError:
         name, image = pair
-        return image if isinstance(image, InputError) else _attempt(name, partial(_upright_rgb, image))
+        if isinstance(image, InputError):
+            return image
+        # The caller's own image object is decoded in place, so it must keep its size.
+        return _attempt(name, partial(_upright_rgb, image, None if id(image) in given else side))
 
     with ThreadPoolExecutor(THREADS) as pool:
         results = dict(zip(distinct, pool.map(decoded, distinct.values()), strict=True))
@@ -229,7 +276,8 @@ def _open(document: ImageLike, name: str, formats: tuple[str, ...] | None) -> Im
     if isinstance(document, (str, os.PathLike)):
         path = Path(document)
         if not path.is_file():
-            raise InputError(f"{name} does not exist" if not path.exists() else f"{name} is not a file")
+            hint = "" if path.suffix else '; a text of one word is {"text": …}'
+            raise InputError(f"{name} is not a file" if path.exists() else f"{name} does not exist{hint}")
         return _decode(path.read_bytes(), name, formats)
     if isinstance(document, (bytes, bytearray, memoryview)):
         return _decode(bytes(document), name, formats)
@@ -307,10 +355,24 @@ PIECE = 1 << 20
 """pixels to convert at a time"""
 
 
-def decode(image: Image.Image) -> tuple[int, int]:
-    """Decode the first frame; a truncated file fails here. Returns the size of the upright picture."""
+def enough_side(max_tokens: int) -> int:
+    """Return how many pixels along each side are enough for a picture of up to so many visual tokens.
+
+    Models that keep the shape of a picture, or nearly so, never make more of it.
+    """
+    return math.ceil(TOKEN_SIDE * math.sqrt(max_tokens))
+
+
+def decode(image: Image.Image, side: int | None = None) -> tuple[int, int]:
+    """Decode the first frame; a truncated file fails here. Returns the size of the upright picture.
+
+    side: a JPEG is decoded at a half, a quarter or an eighth of its size, if both sides keep so many pixels:
+        this is faster by far, and the model does not see the difference
+    """
     if getattr(image, "is_animated", False):
         image.seek(0)
+    if side is not None:
+        image.draft(None, (side, side))  # other formats than JPEG ignore it
     image.load()
     swapped = _TURNS.get(_orientation(image), (None, False))[1]
     return (image.height, image.width) if swapped else image.size
@@ -331,9 +393,9 @@ def pieces(image: Image.Image) -> Iterator[tuple[tuple[int, int], Image.Image]]:
         yield ((place, 0) if swapped else (0, place)), part
 
 
-def _upright_rgb(image: Image.Image) -> Image.Image:
-    """Return an upright RGB picture; the image itself if it is one already."""
-    size = decode(image)
+def _upright_rgb(image: Image.Image, side: int | None = None) -> Image.Image:
+    """Return an upright RGB picture; the image itself if it is one already. side: see `decode`"""
+    size = decode(image, side)
     if image.mode == "RGB" and "transparency" not in image.info and _orientation(image) not in _TURNS:
         return image
     picture = Image.new("RGB", size)
@@ -494,7 +556,7 @@ class Encoder:
                 unusable[index] = error
         names = list(chain(*(_names(f"document {i}", len(parts.images)) for i, parts in read.items())))
         sources = list(chain(*(parts.images for parts in read.values())))
-        opened = iter(zip(names, load_images(sources, names=names, max_pixels=self.max_pixels), strict=True))
+        opened = iter(zip(names, self._opened(sources, names), strict=True))
         loaded: list[Candidate] = []
         for index, parts in read.items():
             own = list(islice(opened, len(parts.images)))
@@ -511,7 +573,7 @@ class Encoder:
             shipped.warn_of_limits()
         return loaded, {index: str(unusable[index]) for index in sorted(unusable)}
 
-    def _usable(self, image: Image.Image | InputError, name: str, *, thoroughly: bool) -> Image.Image:
+    def _usable(self, image: Image.Image | InputError, name: str, *, thoroughly: bool = False) -> Image.Image:
         if isinstance(image, InputError):
             raise image
         if thoroughly:
@@ -520,7 +582,12 @@ class Encoder:
 
     def load_context(self, images: Sequence[ImageLike], name: str) -> list[Image.Image]:
         """Load the pictures of a query."""
-        return [load_image(image, name=name, max_pixels=self.max_pixels) for image in images]
+        return [self._usable(image, name) for image in self._opened(images, [name] * len(images))]
+
+    def _opened(self, images: Sequence[ImageLike], names: Sequence[str]) -> list[Image.Image | InputError]:
+        """Load pictures at a size that is enough for the model."""
+        side = enough_side(self.max_image_tokens)
+        return load_images(images, names=names, max_pixels=self.max_pixels, side=side)
 
     def check(self, image: Image.Image, name: str, *, thoroughly: bool = False) -> None:
         """Raise an InputError if the model cannot take this RGB image, for example for its aspect ratio.
@@ -591,7 +658,7 @@ class Encoder:
         features = [list(islice(remaining, len(own))) for own in pictures]
         if sizes is None:
             sizes = [
-                [len(feature.tokens) for feature in own[len(work.context) :]]
+                [len(feature.tokens) for images in work.own(own) for feature in images]
                 for work, own in zip(lists, features, strict=True)
             ]
         return sizes, features

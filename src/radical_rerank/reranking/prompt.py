@@ -166,6 +166,14 @@ class PromptTemplate:
             raise self._lacks("pair_composed" if composed else "pair", wanted)
         return text
 
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits that name its words. Fields that are not set do not count."""
+        words = {one.name: getattr(self, one.name) for one in fields(self)}
+        unset = {one.name: one.default for one in fields(self)}
+        chosen = {name: repr(value) for name, value in words.items() if value != unset[name]}
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
+
     @staticmethod
     def _lacks(name: str, wanted: str) -> InputError:
         return InputError(f"the model's prompt template has no {name}: it was not made for {wanted}")
@@ -481,15 +489,11 @@ def _prompt(
     if asked.text and not words:
         raise InputError(f"the query {asked.text!r} has no words that the tokenizer knows")
     ids += asked.template.end
-    layout = _layout(asked, contents, len(ids), spans, markup, words, shown, place)
     tail = _WRITTEN.split(_IMAGES.split(text)[-1])[-1]
+    identifiers = list(_identifier_ids(tokenizer, tail, tuple(names)))
+    layout = _layout(asked, contents, len(ids), spans, markup, words, shown, place)
     order = {_CONTEXT: count(0), _IMAGE: count(len(asked.context))}
-    return Prompt(
-        ids,
-        layout,
-        list(_identifier_ids(tokenizer, tail, tuple(names))),
-        tuple(next(order[kind]) for kind in kinds),
-    )
+    return Prompt(ids, layout, identifiers, tuple(next(order[kind]) for kind in kinds))
 
 
 def _layout(

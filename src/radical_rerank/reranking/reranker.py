@@ -42,6 +42,7 @@ from radical_rerank.reranking.encoding import (
     Document,
     Encoder,
     ImageLike,
+    Query,
     VisionCache,
     content_of,
     joined_signals,
@@ -72,7 +73,6 @@ from radical_rerank.reranking.prompt import (
 from radical_rerank.reranking.results import (
     Cut,
     PruningReport,
-    Query,
     RankedDocument,
     Ranking,
     Skipped,
@@ -459,8 +459,7 @@ class Reranker:
     def _load(
         self, query: str | Query | Mapping[str, Any], documents: Sequence[Document], on_error: OnError
     ) -> tuple[CandidateList, tuple[Skipped, ...], tuple[Cut, ...]]:
-        query = Query.of(query)
-        self.check_query(query)
+        query = self.check_query(query)
         composed = query.reference is not None
         context = self.encoder.load_context(
             query.images if query.reference is None else [query.reference], REFERENCE if composed else CONTEXT
@@ -477,8 +476,8 @@ class Reranker:
         skipped = (Skipped(index, reason) for index, reason in unusable.items())
         return work, tuple(skipped), tuple(cuts)
 
-    def check_query(self, query: str | Query) -> None:
-        """Raise an InputError if this cannot be a query."""
+    def check_query(self, query: str | Query | Mapping[str, Any]) -> Query:
+        """Return a query in any form as a `Query`, or raise an InputError."""
         query = Query.of(query)
         text = query.text
         if query.images and query.reference is not None:
@@ -492,6 +491,7 @@ class Reranker:
                 raise InputError(
                     f"the query has {count} tokens, more than the limit of {self.max_query_tokens}"
                 )
+        return query
 
     def _fits(self, count: int) -> bool:
         """Return whether a list of so many candidates is scored in one go."""
@@ -736,12 +736,12 @@ class Reranker:
     @property
     def score_settings(self) -> dict[str, Any]:
         """What a calibration of the scores depends on."""
-        names = ("scorer", "template", "max_image_tokens")
-        settings = self.settings
         return {
             "method": type(self.pruner).__name__,
             "keep": self.pruner.keep,
-            **{name: settings[name] for name in names},
+            "scorer": self.scorer,
+            "template": self.template.digest,
+            "max_image_tokens": self.max_image_tokens,
         }
 
     @property

@@ -1,4 +1,4 @@
-"""What goes in and comes out: queries, rankings, and what pruning did to each list."""
+"""What comes out: rankings, and what pruning did to each list."""
 
 from __future__ import annotations
 
@@ -12,41 +12,7 @@ from typing import Any, overload
 from radical_rerank.backbones import Block, ImageFeatures
 from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
 from radical_rerank.pruning import Layout, PrunedStage
-from radical_rerank.reranking.encoding import Document, ImageLike, Parts
-
-
-@dataclass(frozen=True)
-class Query:
-    """What to look for: words, pictures, or both; or a change in words to a reference (composed retrieval).
-
-    Args:
-        text: the query, or how the reference is to change; may be empty if there are pictures
-        reference: the image that the text changes
-        images: pictures that are a part of the query
-        instruction: what to look for, for templates that have an `{instruction}`; by default the Reranker's
-
-    Example:
-        >>> Query("a red star").reference is None
-        True
-        >>> Query.of({"text": "in brass", "image": "lamp.jpg"}).images
-        ('lamp.jpg',)
-    """
-
-    text: str = ""
-    reference: ImageLike | None = None
-    images: Sequence[ImageLike] = ()
-    instruction: str | None = None
-
-    @classmethod
-    def of(cls, query: str | Query | Mapping[str, Any]) -> Query:
-        """Return a text or a dict with `text`, `image`, `images`, `content`, `instruction` as a query."""
-        if isinstance(query, Query):
-            return query
-        if not isinstance(query, Mapping):
-            return cls(query)
-        fields = {name: value for name, value in query.items() if name != "instruction"}
-        parts = Parts.of(fields, "the query")
-        return cls(parts.text, images=parts.images, instruction=query.get("instruction"))
+from radical_rerank.reranking.encoding import Document, Parts
 
 
 @dataclass(frozen=True)
