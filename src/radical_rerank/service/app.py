@@ -222,7 +222,11 @@ def _response(parsed: ParsedRequest, ranking: Ranking, model: str) -> RerankResp
         model=parsed.model or model,
         usage=Usage(total_tokens=sum(report.tokens for report in ranking.reports)),
         results=results,
-        meta={"api_version": {"version": "2"}},
+        meta={
+            "api_version": {"version": "2"},
+            "confidence": ranking.confidence,
+            "calibrated": ranking.calibrated,
+        },
         pruning=pruning,
     )
 
