@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -209,7 +210,7 @@ def _response(parsed: ParsedRequest, ranking: Ranking, model: str) -> RerankResp
     results = [
         Result(
             index=result.index,
-            relevance_score=result.probability,
+            relevance_score=math.exp(result.score),
             document=None if parsed.shown is None else parsed.shown[result.index],
         )
         for result in ranking[: parsed.top_n]
