@@ -196,8 +196,8 @@ def calibrate(
     scores: Annotated[
         str | None,
         typer.Option(
-            help="Fit the probabilities of results instead, on scenes, photos, scenes-gallery or "
-            "photos-gallery."
+            help="Fit the probabilities of results instead: on scenes, photos, the -gallery of either, or "
+            'JSON lines of {"query": …, "images": [paths], "relevant": [places]}.'
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=4, help="With --scores, how many lists.")] = 400,

@@ -418,7 +418,8 @@ class Reranker:
     ) -> Ranking:
         """Return the ranking of a list. order: (place in `work`, score), best first; parts: its prompts"""
         signals = parts[-1].answer.signals if parts else {}
-        fitted = self._fitted([score for _, score in order], signals)
+        calibration = self._usable_calibration(signals)
+        fitted = _probabilities([score for _, score in order], signals, calibration, self.window)
         results = [
             RankedDocument(one.index, score, documents[one.index], one.page, probability)
             for one, score, probability in (
@@ -438,21 +439,14 @@ class Reranker:
             type(self.pruner).__name__,
             cut,
             results[0].probability if results else 0.0,
-            fitted is not None and self.calibration is not None,
+            calibration is not None,
             signals,
         )
 
-    def _fitted(self, scores: Sequence[float], signals: Mapping[str, float]) -> list[float] | None:
-        """Return the probabilities of scores, best first, if something is known beyond the softmax."""
-        if self.scorer != "logits" or not signals:
-            return None
-        calibration = self.calibration
-        if calibration is not None and calibration.usable(signals):
-            return calibration.probabilities(scores, signals, front=self.window)
-        if "match" not in signals:
-            return None
-        matched = math.exp(-math.log1p(math.exp(min(700.0, -signals["match"]))))
-        return [matched * math.exp(score) for score in scores]
+    def _usable_calibration(self, signals: Mapping[str, float]) -> ScoreCalibration | None:
+        """Return the calibration for a list with these signals, if there is one."""
+        calibration = self.calibration if self.scorer == "logits" and signals else None
+        return calibration if calibration is not None and calibration.usable(signals) else None
 
     # Before the model runs.
 
@@ -790,6 +784,21 @@ def _joined(parts: Sequence[_Scored], seconds: dict[str, float]) -> _Scored:
         all(own.readable for own in answers),
     )
     return _Scored(answer, join_reports([part.report for part in parts], seconds))
+
+
+def _probabilities(
+    scores: Sequence[float],
+    signals: Mapping[str, float],
+    calibration: ScoreCalibration | None,
+    window: int,
+) -> list[float] | None:
+    """Return the probabilities of scores, best first, if something is known beyond the softmax."""
+    if calibration is not None:
+        return calibration.probabilities(scores, signals, front=window)
+    if "match" not in signals:
+        return None
+    matched = math.exp(-math.log1p(math.exp(min(700.0, -signals["match"]))))
+    return [matched * math.exp(score) for score in scores]
 
 
 def _part(work: CandidateList, places: Sequence[int]) -> CandidateList:
