@@ -146,7 +146,7 @@ class ScoreCalibration:
         if self.kind == "platt":
             return _sigmoid(self.slope * x + self.intercept)
         places, values = np.asarray(self.points).T
-        return np.interp(x, places, values)
+        return np.asarray(np.interp(x, places, values), dtype=np.float64)
 
     # Fitting.
 
