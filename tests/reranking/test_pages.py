@@ -20,7 +20,8 @@ from PIL import Image
 
 from radical_rerank.errors import InputError, MissingExtraError
 from radical_rerank.reranking import pages
-from radical_rerank.reranking.pages import Page, close_all, is_pdf, pages_of
+from radical_rerank.reranking.encoding import is_pdf
+from radical_rerank.reranking.pages import Page, close_all, pages_of
 from tests.pdfs import Leaf, write_pdf
 
 pytest.importorskip("pypdfium2", reason="an extra")
@@ -44,7 +45,7 @@ def test_what_is_a_pdf() -> None:
         memoryview(b"%PDF-"),
     ):
         assert is_pdf(document), document
-    for document in (
+    others: tuple[Any, ...] = (
         "a.png",
         "pdf",
         "data:x.pdf",
@@ -55,7 +56,8 @@ def test_what_is_a_pdf() -> None:
         3,
         None,
         Image.new("L", (1, 1)),
-    ):
+    )
+    for document in others:
         assert not is_pdf(document), document
 
 

@@ -31,22 +31,6 @@ OPEN_FILES = 4
 """files that are kept open"""
 OPENED_FOR = 8
 """pages after which a file is closed: the library keeps the pictures of all pages that it has drawn"""
-HEADER = b"%PDF-"
-
-
-def is_pdf(document: Any) -> bool:
-    """Return whether this is the path of a PDF file by its name, or the bytes of one by their beginning.
-
-    Example:
-        >>> is_pdf("report.PDF"), is_pdf(b"%PDF-1.7 ..."), is_pdf("report.png")
-        (True, True, False)
-    """
-    if isinstance(document, (bytes, bytearray, memoryview)):
-        return bytes(document[: len(HEADER)]) == HEADER
-    if not isinstance(document, (str, os.PathLike)):
-        return False
-    name = os.fspath(document)
-    return isinstance(name, str) and name[-4:].lower() == ".pdf" and name[:5].lower() != "data:"
 
 
 def pages_of(
@@ -148,23 +132,38 @@ class Page:
             text = text.replace(mark, "")
         return " ".join(text.replace("\x00", " ").split())
 
+    def size(self, max_pixels: int) -> tuple[int, int]:
+        """Return the size of the picture that `image` would draw."""
+
+        def measure(page: Any) -> tuple[int, int]:
+            width, height = page.get_size()
+            scale = self._scale(page, max_pixels)
+            return math.ceil(width * scale), math.ceil(height * scale)
+
+        size: tuple[int, int] = self._read(measure)
+        return size
+
     def image(self, max_pixels: int) -> Image.Image:
         """Draw the page: upright, RGB, on white, with at most so many pixels and 300 dots per inch."""
-        if max_pixels < 1:
-            raise InputError(f"max_pixels must be at least 1, not {max_pixels}")
 
         def draw(page: Any) -> Image.Image:
-            scale = _scale(*page.get_size(), max_pixels)
-            if scale is None:
-                raise InputError(f"page {self.number} of {self._file.name} has no size")
-            bitmap = page.render(scale=scale)
+            bitmap = page.render(scale=self._scale(page, max_pixels))
             try:
                 image: Image.Image = bitmap.to_pil()  # of another order of colours: a copy
                 return image.convert("RGB")
             finally:
                 bitmap.close()
 
-        return self._read(draw)
+        drawn: Image.Image = self._read(draw)
+        return drawn
+
+    def _scale(self, page: Any, max_pixels: int) -> float:
+        if max_pixels < 1:
+            raise InputError(f"max_pixels must be at least 1, not {max_pixels}")
+        scale = _scale(*page.get_size(), max_pixels)
+        if scale is None:
+            raise InputError(f"page {self.number} of {self._file.name} has no size")
+        return scale
 
     def _read(self, work: Callable[[Any], Any]) -> Any:
         """Open the page, work on it, and close it."""

@@ -133,6 +133,7 @@ class Reranker:
         max_pixels: larger images are refused
         max_query_tokens: longer queries are refused; by default there is no limit
         max_text_tokens: longer texts of documents are cut to this many tokens (`Ranking.cut`)
+        page_text: pages of PDF files come with their own text; by default if the model reads texts
         vision_cache_bytes: how much of the images encoded last to keep; 0 for none
         vision_cache: the cache of another Reranker with the same model, to share it
         max_new_tokens: the limit of a generated answer (default 512)
@@ -167,6 +168,7 @@ class Reranker:
         max_pixels: int = MAX_PIXELS,
         max_query_tokens: int | None = None,
         max_text_tokens: int = MAX_TEXT_TOKENS,
+        page_text: bool | None = None,
         vision_cache_bytes: int = VISION_CACHE_BYTES,
         vision_cache: VisionCache | None = None,
         max_new_tokens: int | None = None,
@@ -224,6 +226,7 @@ class Reranker:
         self._set_windows(window, stride)
         self.on_unreadable, self.max_query_tokens = on_unreadable, max_query_tokens
         self.pair_batch, self.max_text_tokens = pair_batch, max_text_tokens
+        self.page_text = self.template.texts if page_text is None else page_text
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
         self.encoder = Encoder(model, self.vision_cache, self.max_image_tokens, max_pixels)
 
@@ -260,7 +263,8 @@ class Reranker:
         Args:
             query: text, a `Query`, or a dict with `text`, `image` or `images`, and `instruction`
             documents: pictures (paths, PIL images, arrays, encoded bytes, data URIs), texts of several words,
-                or dicts with `image` or `images` and `text`
+                or dicts with `image` or `images` and `text`. Every page of a PDF file (a path, or bytes) is
+                a result of its own
             top_k: return only the best K
             reference: an image that the query's text changes (composed retrieval)
             on_error: "raise" on a document that cannot be read, or "skip" it and rank the rest
@@ -363,7 +367,7 @@ class Reranker:
         context = self.encoder.load_context(
             query.images if query.reference is None else [query.reference], REFERENCE if composed else CONTEXT
         )
-        candidates, unusable = self.encoder.load(documents, skip=on_error == "skip")
+        candidates, unusable = self.encoder.load(documents, skip=on_error == "skip", page_text=self.page_text)
         cuts: list[Cut] = []
         for place, one in enumerate(candidates):
             if one.text:
@@ -584,6 +588,7 @@ class Reranker:
             "max_image_tokens": self.max_image_tokens,
             "max_new_tokens": self.max_new_tokens,
             "max_text_tokens": self.max_text_tokens,
+            "page_text": self.page_text,
             "template": hashlib.sha256(words.encode()).hexdigest()[:16],
             "window": self.window,
             "stride": self.stride,
