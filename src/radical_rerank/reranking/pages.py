@@ -160,7 +160,8 @@ class Page:
     def _scale(self, page: Any, max_pixels: int) -> float:
         if max_pixels < 1:
             raise InputError(f"max_pixels must be at least 1, not {max_pixels}")
-        scale = _scale(*page.get_size(), max_pixels)
+        width, height = page.get_size()
+        scale = _largest_scale(width, height, max_pixels)
         if scale is None:
             raise InputError(f"page {self.number} of {self._file.name} has no size")
         return scale
@@ -181,7 +182,7 @@ class Page:
                     page.close()
 
 
-def _scale(width: float, height: float, max_pixels: int) -> float | None:
+def _largest_scale(width: float, height: float, max_pixels: int) -> float | None:
     """Return the largest scale at which a page has at most so many pixels; None if the page has no size."""
     if not (math.isfinite(width * height) and width > 0 and height > 0):
         return None
