@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 
@@ -31,6 +31,7 @@ OPEN_FILES = 4
 """files that are kept open"""
 OPENED_FOR = 8
 """pages after which a file is closed: the library keeps the pictures of all pages that it has drawn"""
+T = TypeVar("T")
 HEADER = b"%PDF-"
 
 
@@ -154,7 +155,8 @@ class Page:
             raise InputError(f"max_pixels must be at least 1, not {max_pixels}")
 
         def draw(page: Any) -> Image.Image:
-            scale = _scale(*page.get_size(), max_pixels)
+            width, height = page.get_size()
+            scale = _scale(width, height, max_pixels)
             if scale is None:
                 raise InputError(f"page {self.number} of {self._file.name} has no size")
             bitmap = page.render(scale=scale)
@@ -166,7 +168,7 @@ class Page:
 
         return self._read(draw)
 
-    def _read(self, work: Callable[[Any], Any]) -> Any:
+    def _read(self, work: Callable[[Any], T]) -> T:
         """Open the page, work on it, and close it."""
         with _opened(self._file) as pdf:
             page = None
