@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 
@@ -31,6 +31,7 @@ OPEN_FILES = 4
 """files that are kept open"""
 OPENED_FOR = 8
 """pages after which a file is closed: the library keeps the pictures of all pages that it has drawn"""
+T = TypeVar("T")
 
 
 def pages_of(
@@ -140,8 +141,7 @@ class Page:
             scale = self._scale(page, max_pixels)
             return math.ceil(width * scale), math.ceil(height * scale)
 
-        size: tuple[int, int] = self._read(measure)
-        return size
+        return self._read(measure)
 
     def image(self, max_pixels: int) -> Image.Image:
         """Draw the page: upright, RGB, on white, with at most so many pixels and 300 dots per inch."""
@@ -154,8 +154,7 @@ class Page:
             finally:
                 bitmap.close()
 
-        drawn: Image.Image = self._read(draw)
-        return drawn
+        return self._read(draw)
 
     def _scale(self, page: Any, max_pixels: int) -> float:
         if max_pixels < 1:
@@ -166,7 +165,7 @@ class Page:
             raise InputError(f"page {self.number} of {self._file.name} has no size")
         return scale
 
-    def _read(self, work: Callable[[Any], Any]) -> Any:
+    def _read(self, work: Callable[[Any], T]) -> T:
         """Open the page, work on it, and close it."""
         with _opened(self._file) as pdf:
             page = None
