@@ -10,6 +10,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ from radical_rerank.cli.common import (
     AsJson,
     Device,
     Dtype,
+    Keeps,
     ModelKwargs,
     ModelPreset,
     Scorer,
@@ -31,6 +33,7 @@ from radical_rerank.cli.common import (
     print_json,
     print_table,
 )
+from radical_rerank.cli.scores import KEEPS, calibrate_scores
 from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.errors import InputError, RadicalError
 from radical_rerank.reranking.calibration import CALIBRATION_CANDIDATES
@@ -77,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def spread(arguments: list[str]) -> list[str]:
     """Turn `--keep 0.2 0.1` into `--keep 0.2 --keep 0.1`, which typer understands."""
-    if not arguments or arguments[0] not in ("eval", "experiment", "bench"):
+    if not arguments or arguments[0] not in ("eval", "experiment", "bench", "calibrate"):
         return arguments
     result: list[str] = []
     option = ""
@@ -131,6 +134,12 @@ def rank(
             help="Larger images are scaled down to this.", show_default=f"{MAX_IMAGE_TOKENS}, or the preset's"
         ),
     ] = None,
+    min_probability: Annotated[
+        float | None, typer.Option(help="Leave out results below this probability.")
+    ] = None,
+    permutations: Annotated[
+        int, typer.Option(min=1, help="Rank this many orders of the candidates and average.")
+    ] = 1,
     on_error: Annotated[
         str, typer.Option(help="raise or skip: what to do with an unreadable image.")
     ] = "raise",
@@ -159,8 +168,14 @@ def rank(
         dtype=dtype,
         model_kwargs=model_kwargs,
     )
-    asked = Query(query, reference, query_image or (), instruction)
-    ranking = reranker.rank(asked, documents, top_k=top_k, on_error=on_error)  # type: ignore[arg-type]
+    ranking = reranker.rank(
+        Query(query, reference, query_image or (), instruction),
+        documents,
+        top_k=top_k,
+        on_error=on_error,  # type: ignore[arg-type]
+        min_probability=min_probability,
+        permutations=permutations,
+    )
     for skipped in ranking.skipped:
         log.info("skipped: %s", skipped.reason)
     if text is None and not reranker.page_text and any(result.page for result in ranking):
@@ -170,13 +185,16 @@ def rank(
     if as_json:
         print_json(ranking.to_dict())
         return
-    table = Table("rank", "score", title=escape(ranking.query), title_justify="left")
+    table = Table("rank", "score", "probability", title=escape(ranking.query), title_justify="left")
     table.add_column("document", overflow="fold")
     for place, result in enumerate(ranking, start=1):
         page = "" if result.page is None else f", page {result.page}"
-        table.add_row(str(place), f"{result.score:.3f}", escape(str(result.document) + page))
+        shown = escape(str(result.document) + page)
+        table.add_row(str(place), f"{result.score:.3f}", f"{result.probability:.3f}", shown)
     console = Console()
     console.print(table)
+    if min_probability is not None and not ranking.results:
+        console.print(f"nothing fits: the best has a probability of {ranking.confidence:.3f}")
     if ranking.repairs:
         console.print(f"the generated order needed {ranking.repairs} corrections")
     totals = ranking.totals
@@ -201,12 +219,39 @@ def calibrate(
     ] = None,
     num_stages: Annotated[int, typer.Option(help="K: the stages of the schedule that is shown.")] = 4,
     gap: Annotated[int, typer.Option(help="g: the least distance between its layers.")] = 2,
+    scores: Annotated[
+        str | None,
+        typer.Option(
+            help="Fit the probabilities of results instead, on scenes, photos, scenes-gallery or "
+            "photos-gallery."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=4, help="With --scores, how many lists.")] = 400,
+    keep: Keeps = None,
+    data: Annotated[str | None, typer.Option(help="With --scores photos, the folder of Flickr8k.")] = None,
+    plot: Annotated[str | None, typer.Option(help="With --scores, a file for a reliability diagram.")] = None,
     device: Device = None,
     dtype: Dtype = None,
     model_kwargs: ModelKwargs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how concentrated a model's attention is, layer by layer, and keep it as its trust profile."""
+    """Measure how concentrated a model's attention is, layer by layer, and keep it as its trust profile.
+
+    With --scores, fit the probabilities of its results, and keep them in that profile.
+    """
+    if scores is not None:
+        calibrate_scores(
+            model,
+            scores,
+            limit=limit,
+            keeps=keep or KEEPS,
+            data=data,
+            out=out,
+            plot=plot,
+            loading={"device": device, "dtype": dtype, "model_kwargs": model_kwargs},
+            as_json=as_json,
+        )
+        return
     from radical_rerank.backbones import Backbone
     from radical_rerank.method import alpha_maximin
     from radical_rerank.pruning import Profile
@@ -214,7 +259,10 @@ def calibrate(
 
     wanted = list(_read_lists(Path(lists))) if lists else None
     backbone = Backbone.from_pretrained(model, device=device, dtype=dtype, model_kwargs=model_kwargs)
+    known = Profile.find(backbone.identity)
     profile = measure(backbone, wanted, progress=bars.bar)
+    if known is not None:
+        profile = replace(profile, scores=known.scores)
     path = profile.save(out or Profile.cache_path(backbone.identity))
     schedule = alpha_maximin(profile.layers, profile.alpha, num_stages, gap=gap)
     log.info("saved to %s", path)

@@ -813,6 +813,12 @@ def content_key(image: Image.Image, max_tokens: int, signals: bool = False) -> s
     return digest.hexdigest()
 
 
+def content_of(candidate: Candidate) -> str:
+    """Name a candidate by its text and the pixels of its pictures."""
+    text = hashlib.blake2b(candidate.text.encode(), digest_size=16).hexdigest()
+    return " ".join([text, *(content_key(image, 0) for image in candidate.images)])
+
+
 @dataclass(eq=False, repr=False)
 class VisionCache:
     """The features of the images used last, up to `max_bytes`. Threads may share one.

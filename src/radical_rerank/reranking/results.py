@@ -25,6 +25,7 @@ class RankedDocument:
             "pointwise", the log of the probability that it is relevant
         document: the document itself
         page: the number of the page, from 1, if it is one of a PDF file
+        fitted: the probability by a calibration of the model's scores, if there is one
 
     Example:
         >>> RankedDocument(index=3, score=0.0, document="a.jpg").probability
@@ -35,11 +36,15 @@ class RankedDocument:
     score: float
     document: Document | None
     page: int | None = None
+    fitted: float | None = None
 
     @property
     def probability(self) -> float:
-        """exp(score), in [0, 1]. In lists longer than a window, comparable only by order."""
-        return math.exp(self.score)
+        """The probability that it is relevant, if `Ranking.calibrated` or with scorer "pointwise".
+
+        Otherwise exp(score), its share of the list: one document of a list always has a large one.
+        """
+        return math.exp(self.score) if self.fitted is None else self.fitted
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,10 @@ class Ranking(Sequence[RankedDocument]):
         model: the model's name
         method: the pruning method
         cut: documents whose text was cut
+        confidence: the probability that the best document is a match, before any was left out; 0 without
+            documents
+        calibrated: whether probabilities are fitted on lists with known matches; see `radical calibrate`
+        signals: facts about the whole list that a calibration can use
 
     Example:
         >>> ranking = Ranking((RankedDocument(1, -0.1, "b.jpg"), RankedDocument(0, -2.4, "a.jpg")))
@@ -118,6 +127,9 @@ class Ranking(Sequence[RankedDocument]):
     model: str = ""
     method: str = ""
     cut: tuple[Cut, ...] = ()
+    confidence: float = 0.0
+    calibrated: bool = False
+    signals: Mapping[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.results)
@@ -155,6 +167,8 @@ class Ranking(Sequence[RankedDocument]):
             "query": self.query,
             "model": self.model,
             "method": self.method,
+            "confidence": self.confidence,
+            "calibrated": self.calibrated,
             "results": [
                 {
                     "rank": rank,
