@@ -816,7 +816,8 @@ def content_key(image: Image.Image, max_tokens: int, signals: bool = False) -> s
 def content_of(candidate: Candidate) -> str:
     """Name a candidate by its text and the pixels of its pictures."""
     text = hashlib.blake2b(candidate.text.encode(), digest_size=16).hexdigest()
-    return " ".join([text, *(content_key(image, 0) for image in candidate.images)])
+    pictures = (Picture("", image, 0).key(signals=False) for image in candidate.images)
+    return " ".join([text, *pictures])
 
 
 @dataclass(eq=False, repr=False)
