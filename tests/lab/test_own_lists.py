@@ -17,13 +17,14 @@ from radical_rerank.cli import main
 from radical_rerank.embedded.scenes.datasets import TESTBED
 from radical_rerank.errors import InputError
 from radical_rerank.lab.catalog import open_dataset
+from radical_rerank.lab.judged import judged_lists
 from radical_rerank.lab.metrics import measure
 from radical_rerank.lab.own_lists import own_lists
 from radical_rerank.lab.records import Cell, Records
 from radical_rerank.lab.runner import Runner, work_of
 from radical_rerank.lab.tables import facts_of, summarize
 from radical_rerank.reranking.encoding import Parts, data_uri
-from tests.cases import PROFILE, draw_list
+from tests.cases import PROFILE, draw_list, keep_profile
 
 PICTURES = draw_list(4, 6)[1]
 DENSE, FASTV = Cell("Dense", "dense"), Cell("FastV 50%", "fastv", 0.5)
@@ -282,6 +283,39 @@ def test_the_command_continues_and_notices_a_changed_text(
     lines = json.loads(json.dumps(LINES))
     lines[0]["documents"][2]["text"] = "red square"
     assert evaluate(lines)[0] == 8
+
+
+# Scores.
+
+
+def test_scores_are_fitted_on_lists_of_one_s_own(
+    backbone: Backbone, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep_profile(backbone)
+    words = ("red star", "blue circle", "green square", "large star")
+    lines = [
+        {
+            "query": f"small {words[n % 4]}",
+            "documents": [
+                {"id": f"{n} {i}", "text": words[(n + i) % 4], **({"image": f"{i}.png"} if i % 2 else {})}
+                for i in range(4)
+            ],
+            "relevant": [f"{n} 0"],
+        }
+        for n in range(8)
+    ]
+    path, out = write(folder, lines), tmp_path / "profile.json"
+    own = judged_lists(own_lists(path), 5, pytest.fail)
+    assert len(own) == 5
+    assert own[1].relevant == [True, False, False, False]
+    assert own[1].documents[1] == {"images": [folder / "1.png"], "text": words[2]}
+    with pytest.raises(SystemExit) as stop:
+        main(["calibrate", backbone.name, "--scores", str(path), "--keep", "0.5",
+              "--out", str(out), "--json"])  # fmt: skip
+    captured = capsys.readouterr()
+    assert not stop.value.code, captured.err
+    assert json.loads(captured.out)["dataset"] == "mine"
+    assert len(json.loads(out.read_text())["scores"]) == 1
 
 
 # MTEB.

@@ -94,9 +94,7 @@ def evaluate(
     from radical_rerank.lab.tables import summarize, write_tables
 
     own = dataset.endswith(LISTS)
-    testbed = _testbed(
-        "scenes" if own else "photos" if "photos" in (dataset, model) else dataset, data_folder
-    )
+    testbed = _testbed("photos" if "photos" in (dataset, model) and not own else dataset, data_folder)
     model = model or (DEFAULT_MODEL if own else testbed.name)
     names, keeps, seeds = methods or ["dense", "radical"], keep or list(KEEPS), seeds or [SEED]
     plan = Experiment(dataset, lambda budgets: compared(names, budgets))
@@ -231,7 +229,7 @@ def experiment(
 
 def _testbed(dataset: str, folder: str | None) -> Testbed:
     """Return the testbed that a data set belongs to; scenes for data sets from files."""
-    if not dataset.startswith("photos"):
+    if not dataset.startswith("photos") or dataset.endswith(".jsonl"):
         from radical_rerank.embedded.scenes.datasets import TESTBED
 
         return TESTBED

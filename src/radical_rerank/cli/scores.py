@@ -33,7 +33,9 @@ def calibrate_scores(
     """Fit calibrations at several budgets, keep them in the model's profile, and show how good they are."""
     from radical_rerank.backbones import Backbone
     from radical_rerank.cli.lab import _testbed
+    from radical_rerank.lab.catalog import LISTS
     from radical_rerank.lab.judged import draw_reliability, judged_lists
+    from radical_rerank.lab.own_lists import own_lists
     from radical_rerank.pruning import Profile
     from radical_rerank.reranking import Reranker
     from radical_rerank.reranking.calibration import profile_of
@@ -43,7 +45,7 @@ def calibrate_scores(
     if any(not 0 < keep <= 1 for keep in keeps):
         raise InputError("every --keep must lie between 0 and 1")
     testbed = _testbed(dataset, data)
-    source = testbed.for_fitting(dataset, limit)
+    source = own_lists(dataset) if dataset.endswith(LISTS) else testbed.for_fitting(dataset, limit)
     backbone = Backbone.from_pretrained(model, **loading)
     first_stage = backbone if backbone.name == testbed.name else None
     lists = judged_lists(
