@@ -449,3 +449,24 @@ def test_without_the_extra_pdf_files_are_left_out(tmp_path: Path, monkeypatch: p
     (message,) = update.unreadable
     assert "pip install 'radical-rerank[pdf]'" in message
     assert index.update().embedded == 2
+
+
+def test_an_interrupt_while_pages_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.pdf", "b.pdf", "c.pdf"):
+        Clock().write(tmp_path / "gallery" / name, None if name == "a.pdf" else "red")
+    index = FolderIndex(tmp_path / "gallery", Colours())
+    count = folder.pages_of
+
+    def stop(path: Path, **options: Any) -> Any:
+        if path.name == "c.pdf":
+            raise KeyboardInterrupt
+        return count(path, **options)
+
+    monkeypatch.setattr(folder, "pages_of", stop)
+    with pytest.raises(KeyboardInterrupt):
+        index.update()
+    monkeypatch.setattr(folder, "pages_of", count)
+    Clock().write(tmp_path / "gallery" / "a.pdf", "red")
+    index.update()
+    assert list(index.unreadable) == ["a.pdf, page 2", "b.pdf, page 2", "c.pdf, page 2"]
+    assert len(index) == 6
