@@ -9,9 +9,8 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib import resources
+from itertools import islice
 from typing import Annotated, Any
-
-from PIL import Image
 
 from radical_rerank.errors import needs_extra
 
@@ -25,8 +24,8 @@ with needs_extra("serve"):
 
 import radical_rerank
 from radical_rerank.pruning import METHODS, build
+from radical_rerank.reranking import Document, Ranking
 from radical_rerank.reranking import Query as RankQuery
-from radical_rerank.reranking import Ranking
 from radical_rerank.reranking.calibration import sample_list, sample_worlds
 from radical_rerank.reranking.encoding import data_uri, load_image
 from radical_rerank.service.backend import Backend, Local
@@ -153,14 +152,14 @@ def _rerank_routes(settings: Settings, backend: Backend, reading: Reading, metri
     """
 
     async def rerank(request: Request) -> RerankResponse:
-        """Rank images for a query."""
+        """Rank documents for a query: images, texts, or both."""
         started = time.monotonic()
         incoming = _incoming(settings, request, started + settings.deadline)
         _check_ready(backend)
         with reading.memory.reservation() as reservation:
-            parsed, query, images = await _read(reading, incoming, reservation)
+            parsed, query, documents = await _read(reading, incoming, reservation)
             method, keep = parsed.method or settings.method, parsed.keep or settings.keep
-            work = RankWork(query, images, (method, keep), incoming.end)
+            work = RankWork(query, documents, (method, keep), incoming.end)
             await backend.check(work)
             with backend.admitted(work.heavy):
                 ranking = await backend.rank(work, request.is_disconnected)
@@ -196,13 +195,20 @@ def _incoming(settings: Settings, request: Request, end: float) -> Incoming:
 
 async def _read(
     reading: Reading, incoming: Incoming, reservation: Reservation
-) -> tuple[ParsedRequest, RankQuery, list[Image.Image]]:
+) -> tuple[ParsedRequest, RankQuery, list[Document]]:
     try:
         parsed, images = await reading.read(incoming, reservation)
     except ClientDisconnect:
         raise disconnected() from None
-    reference = images.pop(0) if parsed.composed else None
-    return parsed, RankQuery(parsed.query, reference), images
+    remaining = iter(images)
+    context = list(islice(remaining, parsed.context))
+    pictures: dict[str, Any] = {"reference": context[0]} if parsed.composed else {"images": context}
+    query = RankQuery(parsed.query, instruction=parsed.instruction, **pictures)
+    documents: list[Document] = [
+        {"images": list(islice(remaining, count)), "text": text}
+        for count, text in zip(parsed.counts, parsed.texts, strict=True)
+    ]
+    return parsed, query, documents
 
 
 def _response(parsed: ParsedRequest, ranking: Ranking, model: str) -> RerankResponse:
@@ -217,12 +223,15 @@ def _response(parsed: ParsedRequest, ranking: Ranking, model: str) -> RerankResp
     pruning = None
     if parsed.return_pruning or parsed.return_survivors:
         pruning = [report.to_dict(survivors=parsed.return_survivors) for report in ranking.reports]
+    meta: dict[str, Any] = {"api_version": {"version": "2"}}
+    if ranking.cut:
+        meta["cut"] = [{"index": one.index, "tokens": one.tokens, "kept": one.kept} for one in ranking.cut]
     return RerankResponse(
         id=str(uuid.uuid4()),
         model=parsed.model or model,
         usage=Usage(total_tokens=sum(report.tokens for report in ranking.reports)),
         results=results,
-        meta={"api_version": {"version": "2"}},
+        meta=meta,
         pruning=pruning,
     )
 
@@ -292,6 +301,7 @@ def _page_routes(settings: Settings, backend: Backend) -> APIRouter:
             "methods": [name for name in METHODS if name != "dense"],
             "samples": sample_worlds(),
             "locked": bool(settings.api_keys),
+            "texts": await backend.reads_texts(),
             "profile": await backend.profile(),
         }
 

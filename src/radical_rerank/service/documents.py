@@ -6,7 +6,9 @@ This code runs in the reader processes (`reader`), so it imports neither torch n
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pydantic_core
@@ -14,9 +16,9 @@ from PIL import Image
 from pydantic import ValidationError
 
 from radical_rerank.errors import InputError
-from radical_rerank.reranking.encoding import base64_bytes, open_image
+from radical_rerank.reranking.encoding import Parts, base64_bytes, open_image
 from radical_rerank.service.errors import ServiceError
-from radical_rerank.service.schema import ContentDocument, ImageDocument, RequestDocument, RerankRequest
+from radical_rerank.service.schema import MAX_QUERY, RequestDocument, RerankRequest
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """the image formats to accept: not SVG, PDF, PostScript or TIFF"""
@@ -24,18 +26,27 @@ MAX_SCANS = 16
 """scans of a progressive JPEG of the largest size; smaller images may have more"""
 MAX_VALUES = 100_000
 """JSON values in a request; a request of 200 documents has about a thousand"""
-MIN_BASE64 = 64
-"""characters of the shortest string that is taken for base64: no image is smaller"""
-_BASE64 = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
+# Base64 begins with 64 characters without a space: a text does not, and no image is smaller.
+_BASE64 = re.compile(r"[A-Za-z0-9+/_\-]{64}[A-Za-z0-9+/_\-\s]*={0,2}\s*")
 _URL = re.compile(r"https?://", re.IGNORECASE)
+_PATH = re.compile(r"(\.{0,2}/|~|[a-z]:[\\/])\S*$|\w+://", re.IGNORECASE)
+_FILE = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|svg|pdf)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one request. methods: the names that it may use"""
+    """The limits of one request.
+
+    methods: the names that it may use
+    max_text, max_total_text: characters of one document's text, and of all texts
+    max_pixels, max_total_pixels: of one image, and of all images
+    """
 
     methods: tuple[str, ...]
     max_documents: int
+    max_images: int
+    max_text: int
+    max_total_text: int
     max_pixels: int
     max_total_pixels: int
 
@@ -44,13 +55,20 @@ class Limits:
 class ParsedRequest:
     """A request without its images.
 
-    composed: whether there is a reference image
-    sources: per image, the reference first if there is one: its URL, or None if it was in the request
+    composed: whether the query's only image is a reference
+    context: the number of the query's images
+    counts: per document, the number of its images
+    texts: per document, its text, or an empty string
+    sources: per image, the query's first: its URL, or None if it was in the request
     shown: the documents as the client sent them, if the response repeats them
     """
 
     query: str
+    instruction: str | None
     composed: bool
+    context: int
+    counts: list[int]
+    texts: list[str]
     sources: list[str | None]
     model: str | None
     top_n: int | None
@@ -63,8 +81,14 @@ class ParsedRequest:
     @property
     def names(self) -> list[str]:
         """The names of the images in error messages, in the order of `sources`."""
-        documents = [f"document {number}" for number in range(len(self.sources) - self.composed)]
-        return ["the reference", *documents] if self.composed else documents
+        own = ["the reference" if self.composed else "the query's image"] * self.context
+        return own + list(chain(*(image_names(number, count) for number, count in enumerate(self.counts))))
+
+
+def image_names(document: int, count: int) -> Iterator[str]:
+    """Name the images of a document."""
+    for number in range(count):
+        yield f"document {document}" + (f", image {number}" if count > 1 else "")
 
 
 def parse(data: bytes | bytearray, limits: Limits) -> RerankRequest:
@@ -86,8 +110,6 @@ def parse(data: bytes | bytearray, limits: Limits) -> RerankRequest:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise _invalid(f"{where}: {first['msg']}" if where else first["msg"]) from None
-    if not body.query.strip():
-        raise _invalid("query: must not be empty")
     if body.method is not None and body.method not in limits.methods:
         choices = ", ".join(limits.methods)
         raise ServiceError(422, "unknown_method", f"unknown method; choose from: {choices}")
@@ -112,27 +134,85 @@ def open_request(body: RerankRequest, opener: ImageOpener) -> tuple[ParsedReques
     Returns:
         The request without its images, and those of them that are not URLs.
     """
-    documents = ([] if body.reference is None else [body.reference]) + body.documents
+    query, composed = _query_of(body)
+    documents = [_parts_of(document, f"document {i}") for i, document in enumerate(body.documents)]
+    _check_sizes([query, *documents], opener.limits)
     parsed = ParsedRequest(
-        query=body.query,
-        composed=body.reference is not None,
-        sources=[None] * len(documents),
+        query=query.text.strip(),
+        instruction=(body.instruction or "").strip() or None,
+        composed=composed,
+        context=len(query.images),
+        counts=[len(document.images) for document in documents],
+        texts=[document.text.strip() for document in documents],
+        sources=[],
         model=body.model,
         top_n=body.top_n,
         method=body.method,
         keep=body.keep,
         return_pruning=body.return_pruning,
         return_survivors=body.return_survivors,
-        shown=[_shown(document) for document in body.documents] if body.return_documents else None,
+        shown=list(map(_shown, body.documents, documents)) if body.return_documents else None,
     )
     images: list[NamedImage] = []
-    for number, (document, name) in enumerate(zip(documents, parsed.names, strict=True)):
-        source = _source_of(document).strip()
-        if _URL.match(source):
-            parsed.sources[number] = source
-        else:
+    sources = chain(query.images, *(document.images for document in documents))
+    for name, image in zip(parsed.names, sources, strict=True):
+        source = str(image).strip()
+        is_url = _URL.match(source) is not None
+        parsed.sources.append(source if is_url else None)
+        if not is_url:
             images.append((name, opener.open(_bytes_of(source, name), name)))
     return parsed, images
+
+
+def _query_of(body: RerankRequest) -> tuple[Parts, bool]:
+    """Return the query's text and images, and whether the only image is a reference."""
+    query = Parts(text=body.query) if isinstance(body.query, str) else _parts_of(body.query, "the query")
+    if len(query.text) > MAX_QUERY:
+        raise _invalid(f"query: a text may have at most {MAX_QUERY} characters")
+    if not query.text.strip() and not query.images:
+        raise _invalid("query: must not be empty")
+    if body.reference is None:
+        return query, False
+    reference = _parts_of(body.reference, "the reference")
+    if query.images or len(reference.images) != 1 or reference.text:
+        raise _invalid("reference: must be one image without a text, for a query of words alone")
+    return Parts(reference.images, query.text), True
+
+
+def _parts_of(document: RequestDocument, name: str) -> Parts:
+    """Return the text of a document, and its images as they were sent."""
+    if not isinstance(document, str):
+        fields = document.model_dump(exclude_none=True)
+        if "content" in fields and len(fields) > 1:
+            raise _bad_document(f"{name} has a content and other fields; send one of them")
+        try:
+            return Parts.of(fields, name)
+        except InputError as error:
+            raise _bad_document(str(error)) from None
+    string = document.strip()
+    if string[:5].lower() == "data:" or _URL.match(string) or _BASE64.fullmatch(string):
+        return Parts((string,))
+    if not string:
+        raise _bad_document(f"{name} is empty")
+    if _PATH.match(string) or _FILE.search(string[-5:]):
+        raise _bad_document(
+            f"{name} looks like a file path, which is not supported: send a data URI, base64 or an allowed "
+            'URL; or {"text": …} if it is a text'
+        )
+    return Parts(text=string)
+
+
+def _check_sizes(all_parts: list[Parts], limits: Limits) -> None:
+    """Check the number of images and the lengths of texts. The query comes first."""
+    if sum(len(parts.images) for parts in all_parts) > limits.max_images:
+        raise ServiceError(422, "too_many_images", f"a request may have at most {limits.max_images} images")
+    for number, parts in enumerate(all_parts[1:]):
+        if len(parts.text) > limits.max_text:
+            message = f"the text of document {number} has more than {limits.max_text} characters"
+            raise ServiceError(422, "too_much_text", message)
+    if sum(len(parts.text) for parts in all_parts) > limits.max_total_text:
+        message = f"the texts together have more than {limits.max_total_text} characters"
+        raise ServiceError(422, "too_much_text", message)
 
 
 class ImageOpener:
@@ -183,16 +263,10 @@ def _too_many_pixels(message: str) -> ServiceError:
     return ServiceError(422, "too_many_pixels", message)
 
 
-def _source_of(document: RequestDocument) -> str:
-    if isinstance(document, ImageDocument):
-        return document.image
-    if isinstance(document, ContentDocument):
-        return document.content[0].image_url.url
-    return document
-
-
-def _shown(document: RequestDocument) -> dict[str, Any]:
-    return {"image": document} if isinstance(document, str) else document.model_dump()
+def _shown(document: RequestDocument, parts: Parts) -> dict[str, Any]:
+    if isinstance(document, str):
+        return {"image" if parts.images else "text": document}
+    return document.model_dump(exclude_unset=True)
 
 
 def _bytes_of(source: str, name: str) -> bytes:
@@ -200,9 +274,9 @@ def _bytes_of(source: str, name: str) -> bytes:
         head, comma, body = source.partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise _bad_document(f"{name}: a data URI must be base64")
-    elif len(source) < MIN_BASE64 or not _BASE64.fullmatch(source):
+    elif not _BASE64.fullmatch(source):
         raise _bad_document(
-            f"{name} is not a data URI, base64 or an allowed URL; text and file paths are not supported"
+            f"{name} is not a data URI, base64 or an allowed URL; file paths are not supported"
         )
     else:
         body = source
