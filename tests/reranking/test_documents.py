@@ -13,10 +13,11 @@ from PIL import Image
 
 from radical_rerank import METHODS, Backbone, Query, Reranker
 from radical_rerank.errors import InputError, LayoutError
-from radical_rerank.pruning import Layout
+from radical_rerank.pruning import Layout, RaDiCal
 from radical_rerank.reranking.encoding import Parts, is_text
 from radical_rerank.reranking.prompt import Content, PromptTemplate, build_pair, build_prompt, cut_text
-from tests.cases import PROFILE
+from tests.cases import PROFILE, first_fast
+from tests.tiny import READABLE, TINY_FAMILIES
 
 WORDS = ("red", "blue", "green", "circle", "square", "star", "small", "large")
 
@@ -407,3 +408,36 @@ def test_bad_queries(backbone: Backbone) -> None:
 def _reranker(backbone: Backbone, method: str, scorer: str, keep: float = 0.3) -> Reranker:
     options: dict[str, Any] = {"profile": PROFILE} if method in ("radical", "random") else {}
     return Reranker(backbone, method, keep=keep, scorer=scorer, **options)
+
+
+@pytest.mark.parametrize("family", first_fast(TINY_FAMILIES))
+def test_mixed_lists_on_every_family(backbones: dict[str, Backbone], family: str) -> None:
+    model = backbones[family]
+    mixed: list[Any] = [
+        {"images": [picture(1, (64, 64)), picture(2, (96, 48))], "text": "red star"},
+        {"text": "blue circle"},
+        picture(3, (48, 96)),
+        {"image": picture(4), "text": "green square small"},
+    ]
+    lists: list[Any] = [
+        (Query("red star", images=[picture(9, (64, 48))]), mixed),
+        ("blue", [{"text": "blue star"}, {"text": "small circle"}]),
+        ("large square", mixed[::-1]),
+    ]
+    layers = READABLE.get(family, (1, 4))[:2]
+    dense = list(Reranker(model, "dense").rank_many(lists))
+    for keep in (1.0, 0.3):
+        reranker = Reranker(model, RaDiCal(keep=keep, profile=PROFILE, layers=layers, alpha=0.5))
+        alone = list(reranker.rank_many(lists))
+        together = list(reranker.rank_many(lists, batch_size=3))
+        for one, other in zip(alone, together, strict=True):
+            assert one.order == other.order
+            assert [r.score for r in one] == pytest.approx([r.score for r in other], abs=1e-4)
+            assert one.report is not None
+            assert [len(own) for own in one.report.images] in ([2, 0, 1, 1], [1, 1, 0, 2], [0, 0])
+        if keep == 1:
+            for one, other in zip(alone, dense, strict=True):
+                assert [(r.index, r.score) for r in one] == [(r.index, r.score) for r in other]
+        else:
+            assert alone[0].report is not None
+            assert alone[0].report.visual_tokens_left < alone[0].report.visual_tokens

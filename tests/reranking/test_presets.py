@@ -19,7 +19,7 @@ from radical_rerank.backbones import Backbone, load_head
 from radical_rerank.backbones.families.qwen_vl import QwenVL
 from radical_rerank.errors import InputError, UnreadableAnswerError
 from radical_rerank.reranking.preset import Preset, presets
-from radical_rerank.reranking.prompt import Prompt, build_pair, build_prompt
+from radical_rerank.reranking.prompt import Content, Prompt, build_pair, build_prompt
 from tests.cases import PROFILE, draw_list, first_fast
 from tests.reranking.pairs import stock_inputs
 from tests.reranking.test_real_prompt import PUBLISHED
@@ -156,6 +156,54 @@ def test_the_prompt_of_lighton_rerank_lw(tokenizer: Any, name: str, think: str) 
     assert tokenizer.convert_ids_to_tokens(scored.identifiers) == list("1234")
     with pytest.raises(InputError, match="5 candidates in one prompt; there are 4 identifiers"):
         build_prompt(stub(tokenizer), preset.template, QUERY, [2] * 5)
+
+
+TEXT = "a blue star, or red?"
+
+
+def test_the_prompts_of_documents_with_text_and_pictures(tokenizer: Any) -> None:
+    """Pictures come first, then the text, as the authors of each checkpoint write it."""
+    document, query = Content((6, 3), TEXT), Content((4,), QUERY)
+    end = "<|im_end|>\n<|im_start|>assistant\n"
+    template = presets()["qwen3-vl-reranker"].template
+    prompt = build_pair(stub(tokenizer), template, query, document, instruction="find a picture")
+    shown = f"<Query>:{image(4)}{QUERY}\n<Document>:{image(6)}{image(3)}{TEXT}{end}"
+    matches(tokenizer, prompt, f"{JUDGE}find a picture{shown}", QUERY)
+    assert [len(span) for span in prompt.layout.candidates] == [6, 3]
+    assert prompt.layout.candidate_of.tolist() == [0] * 9
+    rows = [prompt.ids[row] for row in prompt.layout.rows]
+    assert rows == tokenizer(end, add_special_tokens=False)["input_ids"]  # the text is not among them
+    prompt = build_pair(stub(tokenizer), template, QUERY, Content((), TEXT), instruction="find a picture")
+    matches(tokenizer, prompt, f"{JUDGE}find a picture<Query>:{QUERY}\n<Document>:{TEXT}{end}", QUERY)
+    jina = presets()["jina-reranker-m0"].template
+    prompt = build_pair(stub(tokenizer), jina, QUERY, Content((), TEXT))
+    matches(tokenizer, prompt, f"**Document**:\n{TEXT}\n**Query**:\n{QUERY}", QUERY, end=(100,))
+    lighton = presets()["lighton-rerank-lw"].template
+    prompt = build_prompt(stub(tokenizer), lighton, QUERY, [Content((), TEXT), 5], generate=True)
+    text = (
+        f"<|im_start|>user\nQuery: {QUERY}\n\nRank these documents from most to least relevant:\n"
+        f"[1]: {TEXT}\n[2]: {image(5)}\n\nRanking:{end}"
+    )
+    matches(tokenizer, prompt, text, QUERY)
+    with pytest.raises(InputError, match="no place for a document's text"):
+        build_pair(stub(tokenizer), presets()["monoqwen2-vl"].template, QUERY, document)
+
+
+def test_roles_with_texts_and_pictures(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    roles = "".join(
+        f"{role}:{{% for part in messages[{i}].content %}}{{% if part.type == 'image' %}}<|vision_start|>"
+        "<|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}"
+        for i, role in enumerate(("Query", "Document"))
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", roles + "<|im_start|>")
+    template = presets()["lighton-rerank-pw"].template
+    prompt = build_pair(stub(tokenizer), template, Content((4,), QUERY), Content((6, 3), TEXT))
+    text = f"Query:{image(4)}{QUERY}Document:{image(6)}{image(3)}{TEXT}<|im_start|>"
+    matches(tokenizer, prompt, text, QUERY)
+    assert [len(span) for span in (*prompt.layout.protected, *prompt.layout.candidates)] == [4, 6, 3]
+    monkeypatch.setattr(tokenizer, "chat_template", PAIR_ROLES)  # it writes no document's text
+    with pytest.raises(InputError, match='the roles "query" and "document"'):
+        build_pair(stub(tokenizer), template, QUERY, Content((6,), TEXT))
 
 
 def test_no_query_can_forge_markup_in_a_pair(tokenizer: Any) -> None:

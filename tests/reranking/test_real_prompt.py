@@ -81,7 +81,8 @@ def test_the_prompt_is_what_the_published_chat_template_writes(real: Backbone) -
     # Token for token what the tokenizer makes of the whole text, and the query where the layout says.
     assert prompt.ids == real.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert real.tokenizer.decode([prompt.ids[p] for p in prompt.layout.query]).strip() == query
-    content = [{"type": "text", "text": reranker.template.intro.replace("{count}", "2")}]
+    intro = reranker.template.intro.replace("{count}", "2").replace("{kind}", "image")
+    content = [{"type": "text", "text": intro}]
     for letter in "AB":
         content += [
             {"type": "text", "text": f"{letter}: "},
@@ -89,7 +90,8 @@ def test_the_prompt_is_what_the_published_chat_template_writes(real: Backbone) -
             {"type": "text", "text": "\n"},
         ]
     ask = reranker.template.question(composed=False, generate=False)
-    content.append({"type": "text", "text": ask.replace("{query}", query)})
+    ask = ask.replace("{query}", query).replace("{instruction}", "")
+    content.append({"type": "text", "text": ask})
     template = json.loads((PUBLISHED / "chat_template.json").read_text())["chat_template"]
     theirs = real.tokenizer.apply_chat_template(
         [{"role": "user", "content": content}],

@@ -57,6 +57,11 @@ def test_a_dual_encoder_gives_unit_vectors_of_one_space(siglip: Path) -> None:
         output = embedder.model(input_ids=text["input_ids"], pixel_values=pixels["pixel_values"])
     torch.testing.assert_close(output.image_embeds, images, atol=1e-5, rtol=0)
     torch.testing.assert_close(output.text_embeds[0], queries[0], atol=1e-5, rtol=0)
+    fingerprint = embedder_of(str(siglip)).fingerprint
+    assert embedder.fingerprint == fingerprint
+    with torch.no_grad():
+        embedder.model.logit_scale.add_(1)
+    assert embedder.fingerprint != fingerprint
 
 
 @pytest.mark.slow
@@ -79,6 +84,10 @@ def test_sentence_transformers_models(siglip: Path) -> None:
     assert images.shape[0] == 2
     assert queries.shape == (1, images.shape[1])
     torch.testing.assert_close(images.norm(dim=-1), torch.ones(2))
+    fingerprint = embedder.fingerprint
+    with torch.no_grad():
+        next(embedder.model.parameters()).add_(1)
+    assert embedder.fingerprint != fingerprint
 
 
 def test_faiss_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

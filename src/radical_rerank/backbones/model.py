@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from PIL import Image
@@ -146,7 +146,8 @@ def fingerprint_of(model: Any) -> str:
     weight in place changes it.
     """
     # Reading all weights of a large model takes seconds, so it is repeated only after a change.
-    config = config_digest(unwrapped(model).config)
+    own = getattr(unwrapped(model), "config", None)  # an embedder of another library may have none
+    config = "" if own is None else config_digest(own)
     weights = _plain_tensors(model, read=False)
     state = config, tuple((tensor.data_ptr(), tensor._version) for _, tensor in weights)
     known = _fingerprints.get(model)
@@ -224,6 +225,13 @@ def _checksum(tensor: Tensor) -> int:
 
 
 # A loaded model.
+
+
+class HasSize(Protocol):
+    """An image, or anything else that has a (width, height)."""
+
+    @property
+    def size(self) -> tuple[int, int]: ...
 
 
 @dataclass
@@ -381,7 +389,7 @@ class Backbone:
         """Prepare an RGB image for the encoder, scaled down to at most `max_tokens` visual tokens."""
         return self.family.preprocess(self.image_processor, image, max_tokens)
 
-    def count_tokens(self, image: Image.Image, max_tokens: int) -> int:
+    def count_tokens(self, image: HasSize, max_tokens: int) -> int:
         """Return how many visual tokens `preprocess` would give the image."""
         return self.family.count_tokens(self.image_processor, image.size, max_tokens)
 

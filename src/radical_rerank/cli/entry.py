@@ -10,6 +10,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,11 +20,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from radical_rerank import progress as bars
-from radical_rerank.cli import bench, lab, photos, scenes, serve
+from radical_rerank.cli import bench, lab, photos, scenes, search, serve
 from radical_rerank.cli.common import (
     AsJson,
     Device,
     Dtype,
+    Keeps,
     ModelKwargs,
     ModelPreset,
     Scorer,
@@ -31,6 +33,7 @@ from radical_rerank.cli.common import (
     print_json,
     print_table,
 )
+from radical_rerank.cli.scores import KEEPS, calibrate_scores
 from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.errors import InputError, RadicalError
 from radical_rerank.reranking.calibration import CALIBRATION_CANDIDATES
@@ -77,7 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def spread(arguments: list[str]) -> list[str]:
     """Turn `--keep 0.2 0.1` into `--keep 0.2 --keep 0.1`, which typer understands."""
-    if not arguments or arguments[0] not in ("eval", "experiment", "bench"):
+    if not arguments or arguments[0] not in ("eval", "experiment", "bench", "calibrate"):
         return arguments
     result: list[str] = []
     option = ""
@@ -93,7 +96,13 @@ def spread(arguments: list[str]) -> list[str]:
 @app.command()
 def rank(
     query: Annotated[str, typer.Argument(help="What to look for, in words.")],
-    images: Annotated[list[str], typer.Argument(help="Image files, the candidates.", metavar="IMAGE...")],
+    documents: Annotated[
+        list[str],
+        typer.Argument(
+            help="The candidates: image files, PDF files (each page is one), or texts of several words.",
+            metavar="DOCUMENT...",
+        ),
+    ],
     model: Annotated[
         str,
         typer.Option(help="A model id or a folder; by default the small model of photographs that ships."),
@@ -102,6 +111,20 @@ def rank(
     keep: Annotated[float, typer.Option(help="The fraction of visual tokens to keep.")] = 0.2,
     top_k: Annotated[int | None, typer.Option(help="Show only the best K.")] = None,
     reference: Annotated[str | None, typer.Option(help="An image that the query changes.")] = None,
+    query_image: Annotated[
+        list[str] | None, typer.Option(help="A picture that is a part of the query; may be repeated.")
+    ] = None,
+    instruction: Annotated[
+        str | None, typer.Option(help="What to look for, for models that take an instruction.")
+    ] = None,
+    text: Annotated[
+        bool | None,
+        typer.Option(
+            "--text/--no-text",
+            help="Whether the text of a PDF's page goes along with its picture.",
+            show_default="if the model reads texts",
+        ),
+    ] = None,
     scorer: Scorer = None,
     preset: ModelPreset = None,
     template: Annotated[str | None, typer.Option(help="A prompt template, a JSON file.")] = None,
@@ -111,6 +134,12 @@ def rank(
             help="Larger images are scaled down to this.", show_default=f"{MAX_IMAGE_TOKENS}, or the preset's"
         ),
     ] = None,
+    min_probability: Annotated[
+        float | None, typer.Option(help="Leave out results below this probability.")
+    ] = None,
+    permutations: Annotated[
+        int, typer.Option(min=1, help="Rank this many orders of the candidates and average.")
+    ] = 1,
     on_error: Annotated[
         str, typer.Option(help="raise or skip: what to do with an unreadable image.")
     ] = "raise",
@@ -119,10 +148,11 @@ def rank(
     model_kwargs: ModelKwargs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank images by how well they match a query."""
-    from radical_rerank.reranking import Reranker
+    """Rank pictures, pages and texts by how well they match a query."""
+    from radical_rerank.reranking import Query, Reranker
 
-    missing = [image for image in [*images, *([reference] if reference else [])] if not Path(image).exists()]
+    files = [*documents, *(query_image or ()), *([reference] if reference else [])]
+    missing = [file for file in files if len(file.split()) < 2 and not Path(file).exists()]
     if missing and on_error == "raise":  # before a large model is loaded for nothing
         raise InputError(f"{missing[0]} does not exist")
     reranker = Reranker(
@@ -133,22 +163,38 @@ def rank(
         preset=preset or "auto",
         template=template,
         max_image_tokens=max_image_tokens,
+        page_text=text,
         device=device,
         dtype=dtype,
         model_kwargs=model_kwargs,
     )
-    ranking = reranker.rank(query, images, top_k=top_k, reference=reference, on_error=on_error)  # type: ignore[arg-type]
+    ranking = reranker.rank(
+        Query(query, reference, query_image or (), instruction),
+        documents,
+        top_k=top_k,
+        on_error=on_error,  # type: ignore[arg-type]
+        min_probability=min_probability,
+        permutations=permutations,
+    )
     for skipped in ranking.skipped:
         log.info("skipped: %s", skipped.reason)
+    if text is None and not reranker.page_text and any(result.page for result in ranking):
+        log.info("%s reads no texts: pages are ranked by their pictures alone", model)
+    for cut in ranking.cut:
+        log.info("cut: the text of %s from %d to %d tokens", cut.name, cut.tokens, cut.kept)
     if as_json:
         print_json(ranking.to_dict())
         return
-    table = Table("rank", "score", title=escape(ranking.query), title_justify="left")
-    table.add_column("image", overflow="fold")
+    table = Table("rank", "score", "probability", title=escape(ranking.query), title_justify="left")
+    table.add_column("document", overflow="fold")
     for place, result in enumerate(ranking, start=1):
-        table.add_row(str(place), f"{result.score:.3f}", escape(str(result.document)))
+        page = "" if result.page is None else f", page {result.page}"
+        shown = escape(str(result.document) + page)
+        table.add_row(str(place), f"{result.score:.3f}", f"{result.probability:.3f}", shown)
     console = Console()
     console.print(table)
+    if min_probability is not None and not ranking.results:
+        console.print(f"nothing fits: the best has a probability of {ranking.confidence:.3f}")
     if ranking.repairs:
         console.print(f"the generated order needed {ranking.repairs} corrections")
     totals = ranking.totals
@@ -173,12 +219,39 @@ def calibrate(
     ] = None,
     num_stages: Annotated[int, typer.Option(help="K: the stages of the schedule that is shown.")] = 4,
     gap: Annotated[int, typer.Option(help="g: the least distance between its layers.")] = 2,
+    scores: Annotated[
+        str | None,
+        typer.Option(
+            help="Fit the probabilities of results instead, on scenes, photos, scenes-gallery or "
+            "photos-gallery."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=4, help="With --scores, how many lists.")] = 400,
+    keep: Keeps = None,
+    data: Annotated[str | None, typer.Option(help="With --scores photos, the folder of Flickr8k.")] = None,
+    plot: Annotated[str | None, typer.Option(help="With --scores, a file for a reliability diagram.")] = None,
     device: Device = None,
     dtype: Dtype = None,
     model_kwargs: ModelKwargs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how concentrated a model's attention is, layer by layer, and keep it as its trust profile."""
+    """Measure how concentrated a model's attention is, layer by layer, and keep it as its trust profile.
+
+    With --scores, fit the probabilities of its results, and keep them in that profile.
+    """
+    if scores is not None:
+        calibrate_scores(
+            model,
+            scores,
+            limit=limit,
+            keeps=keep or KEEPS,
+            data=data,
+            out=out,
+            plot=plot,
+            loading={"device": device, "dtype": dtype, "model_kwargs": model_kwargs},
+            as_json=as_json,
+        )
+        return
     from radical_rerank.backbones import Backbone
     from radical_rerank.method import alpha_maximin
     from radical_rerank.pruning import Profile
@@ -186,7 +259,10 @@ def calibrate(
 
     wanted = list(_read_lists(Path(lists))) if lists else None
     backbone = Backbone.from_pretrained(model, device=device, dtype=dtype, model_kwargs=model_kwargs)
+    known = Profile.find(backbone.identity)
     profile = measure(backbone, wanted, progress=bars.bar)
+    if known is not None:
+        profile = replace(profile, scores=known.scores)
     path = profile.save(out or Profile.cache_path(backbone.identity))
     schedule = alpha_maximin(profile.layers, profile.alpha, num_stages, gap=gap)
     log.info("saved to %s", path)
@@ -300,6 +376,7 @@ def _read_lists(path: Path) -> Iterator[tuple[str, list[str]]]:
         yield query, [str(path.parent / image) for image in images]
 
 
+app.add_typer(search.app)
 app.add_typer(lab.app)
 app.add_typer(serve.app)
 app.add_typer(scenes.app, name="scenes")

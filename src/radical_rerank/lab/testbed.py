@@ -25,6 +25,7 @@ class Testbed:
         composed_lists: opens lists with a reference picture per query; None if there are none
         composed_searches: opens a gallery with a reference picture per query; None if there is none
         question_set: opens questions about single pictures; None if there are none
+        fitting_split: the split of `lists` and `gallery` that nothing is trained on and no figure is of
     """
 
     name: str
@@ -37,6 +38,7 @@ class Testbed:
     composed_lists: Callable[..., Dataset] | None = None
     composed_searches: Callable[..., Dataset] | None = None
     question_set: Callable[..., QuestionSet] | None = None
+    fitting_split: str = "validation"
 
     __test__ = False  # pytest would take the class for a test
 
@@ -63,6 +65,19 @@ class Testbed:
         if self.question_set is None:
             raise InputError(f"the testbed {self.name} has no questions about single pictures")
         return self.question_set(**options)
+
+    def for_fitting(self, name: str, lists: int) -> Dataset:
+        """Open lists, or a gallery to search, to fit something on: no figure is of them.
+
+        Args:
+            name: the testbed's name, or that of its gallery
+            lists: how many queries at most
+        """
+        if name == self.name:
+            return self.lists(lists=lists, split=self.fitting_split)
+        if name == f"{self.name}-gallery":
+            return self.gallery(split=self.fitting_split)
+        raise InputError(f"scores are fitted on {self.name} or {self.name}-gallery, not on {name}")
 
     def open(self, name: str, lists: int | None = None) -> Dataset:
         """Open one of the data sets in `about`.

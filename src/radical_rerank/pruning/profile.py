@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,6 +52,7 @@ class Profile:
         h_norm, h_min: H_norm of each, and its minimum
         lists, source: what it was measured on
         fingerprint, shape: which model it is for
+        scores: calibrations of its scores, as dicts (`reranking.scores.ScoreCalibration`)
 
     Example:
         >>> profile = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
@@ -67,6 +69,7 @@ class Profile:
     source: str = ""
     fingerprint: str | None = None
     shape: DecoderShape | None = None
+    scores: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.layers or (self.alpha and len(self.layers) != len(self.alpha)):
@@ -136,6 +139,7 @@ class Profile:
             raise ValueError("not a JSON object")
         for name in ("layers", "alpha", "h_norm"):
             data[name] = tuple(data[name]) if data.get(name) is not None else None
+        data["scores"] = tuple(data.get("scores") or ())
         if data.get("shape") is not None:
             data["shape"] = DecoderShape(**data["shape"])
         return cls(**data)
@@ -165,13 +169,17 @@ class Profile:
             (p for p in published_profiles() if (p.model, p.shape) == own and (p.alpha or not alpha)), None
         )
 
+    @classmethod
+    def may_exist(cls, name: str, folder: Path | None) -> bool:
+        """Return whether a file may be this model's profile. Reads no weights, unlike `find`."""
+        if folder is not None and (folder / PROFILE_FILE).is_file():
+            return True
+        return any((cache_folder() / "profiles").glob(f"{file_stem(name, 'model')}-*.json"))
+
     @staticmethod
     def cache_path(model: ModelIdentity) -> Path:
         """Return where a measured profile is kept: under RADICAL_CACHE, or XDG_CACHE_HOME, or ~/.cache."""
-        root = os.environ.get("RADICAL_CACHE")
-        base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        stem = "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(model.name).name or "model")
-        folder = (base if root else base / "radical-rerank") / "profiles"
+        folder, stem = cache_folder() / "profiles", file_stem(model.name, "model")
         return folder / f"{stem}-{model.fingerprint}.json"
 
 
@@ -181,3 +189,16 @@ def published_profiles() -> tuple[Profile, ...]:
     folder = resources.files("radical_rerank.pruning") / "profiles"
     entries = sorted(folder.iterdir(), key=lambda file: file.name)
     return tuple(Profile._parse(entry.read_text(encoding="utf-8")) for entry in entries)
+
+
+def cache_folder() -> Path:
+    """Return the folder of what can be made again: RADICAL_CACHE, or one in XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("RADICAL_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "radical-rerank"
+
+
+def file_stem(name: str, default: str) -> str:
+    """Return the last part of a name or a path as the beginning of a file's name, without odd characters."""
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(name).name or default)

@@ -2,14 +2,13 @@
 
 from radical_rerank.reranking.calibration import calibrate, generated_list
 from radical_rerank.reranking.check import Check, CheckReport, check_model
-from radical_rerank.reranking.encoding import Document, VisionCache, load_image
+from radical_rerank.reranking.encoding import Document, Query, VisionCache, load_image
 from radical_rerank.reranking.preset import Preset
 from radical_rerank.reranking.prompt import PromptTemplate
 from radical_rerank.reranking.reranker import Reranker
 from radical_rerank.reranking.results import (
     Cut,
     PruningReport,
-    Query,
     RankedDocument,
     Ranking,
     Skipped,

@@ -1,4 +1,4 @@
-"""From documents to vision features: their pictures and texts, the encoder and its cache.
+"""From queries and documents to vision features: their pictures and texts, the encoder and its cache.
 
 The service's reader processes import this file to decode pictures, so it must not import torch.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import math
 import os
 import re
 import time
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from radical_rerank.errors import InputError, unknown_name
+from radical_rerank.reranking.pages import Page, pages_of
 
 if TYPE_CHECKING:
     from radical_rerank.backbones import Backbone, ImageFeatures, Pixels
@@ -40,9 +42,13 @@ MAX_TEXT_TOKENS = 512
 """longer texts of documents are cut to this many tokens"""
 VISION_CACHE_BYTES = 1 << 30
 """how much of the images encoded last is kept"""
+TOKEN_SIDE = 64
+"""pixels along a side of what becomes one visual token, at most; in most models it is 28 or 32"""
 THREADS = min(8, os.cpu_count() or 1)
 ENCODED_TOGETHER = 8
 """images per call of the encoder; the next ones are preprocessed at the same time"""
+PAGE_PIXELS = 1_000_000
+"""of the picture of a PDF's page, at most"""
 
 
 class ArrayLike(Protocol):
@@ -78,8 +84,8 @@ class Parts:
     def of(cls, document: Document, name: str) -> Parts:
         """Read any form of a document. name: for error messages"""
         if isinstance(document, Mapping):
-            content = document.get("content")
-            parts = _from_content(content, name) if content is not None else _from_fields(document, name)
+            alone = set(document) == {"content"}
+            parts = _from_content(document["content"], name) if alone else _from_fields(document, name)
             if not parts.images and not parts.text.strip():
                 raise InputError(f"{name} has neither a picture nor a text")
             return parts
@@ -88,6 +94,41 @@ class Parts:
         return cls((document,))
 
 
+@dataclass(frozen=True)
+class Query:
+    """What to look for: words, pictures, or both; or a change in words to a reference (composed retrieval).
+
+    Args:
+        text: the query, or how the reference is to change; may be empty if there are pictures
+        reference: the image that the text changes
+        images: pictures that are a part of the query
+        instruction: what to look for, for templates that have an `{instruction}`; by default the Reranker's
+
+    Example:
+        >>> Query("a red star").reference is None
+        True
+        >>> Query.of({"text": "in brass", "image": "lamp.jpg"}).images
+        ('lamp.jpg',)
+    """
+
+    text: str = ""
+    reference: ImageLike | None = None
+    images: Sequence[ImageLike] = ()
+    instruction: str | None = None
+
+    @classmethod
+    def of(cls, query: str | Query | Mapping[str, Any]) -> Query:
+        """Return a text or a dict with `text`, `image`, `images`, `content`, `instruction` as a query."""
+        if isinstance(query, Query):
+            return query
+        if not isinstance(query, Mapping):
+            return cls(query)
+        fields = {name: value for name, value in query.items() if name != "instruction"}
+        parts = Parts.of(fields, "the query")
+        return cls(parts.text, images=parts.images, instruction=query.get("instruction"))
+
+
+_PDF = b"%PDF-"
 _PATH = re.compile(r"(\.{0,2}/|~|[A-Za-z]:[\\/])")
 _FILE = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|svg|pdf)$", re.IGNORECASE)
 
@@ -105,6 +146,21 @@ def is_text(string: str) -> bool:
     if len(words) < 2 or _is_data_uri(string) or "://" in words[0]:
         return False
     return not (_PATH.match(string) or _FILE.search(string.strip()) or os.path.isfile(string))
+
+
+def is_pdf(document: Any) -> bool:
+    """Return whether this is the path of a PDF file by its name, or the bytes of one by their beginning.
+
+    Example:
+        >>> is_pdf("report.PDF"), is_pdf(b"%PDF-1.7 ..."), is_pdf("report.png")
+        (True, True, False)
+    """
+    if isinstance(document, (bytes, bytearray, memoryview)):
+        return bytes(document[: len(_PDF)]) == _PDF
+    if not isinstance(document, (str, os.PathLike)):
+        return False
+    name = os.fspath(document)
+    return isinstance(name, str) and name[-4:].lower() == ".pdf" and name[:5].lower() != "data:"
 
 
 def _from_fields(fields: Mapping[str, Any], name: str) -> Parts:
@@ -147,9 +203,13 @@ def load_image(
     name: str = "image",
     max_pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] | None = None,
+    side: int | None = None,
 ) -> Image.Image:
-    """Load a document as an upright RGB picture. Animations give their first frame, transparency is white."""
-    (image,) = load_images([document], names=[name], max_pixels=max_pixels, formats=formats)
+    """Load a document as an upright RGB picture. Animations give their first frame, transparency is white.
+
+    Arguments: see `load_images`
+    """
+    (image,) = load_images([document], names=[name], max_pixels=max_pixels, formats=formats, side=side)
     if isinstance(image, InputError):
         raise image
     return image
@@ -161,10 +221,12 @@ def load_images(
     names: Sequence[str],
     max_pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] | None = None,
+    side: int | None = None,
 ) -> list[Image.Image | InputError]:
     """Load many documents in parallel. A document that cannot be read gives its error instead.
 
     formats: the encoded formats to accept, by Pillow's names; by default all that Pillow knows
+    side: pixels that are enough along each side, see `decode`; by default pictures keep their size
     """
     opened: list[tuple[str, Any]] = []
     for document, name in zip(documents, names, strict=True):
@@ -174,10 +236,17 @@ def load_images(
         opened.append((name, _attempt(name, opening)))
     # An image object may occur twice, and decodes itself in place: each goes to one thread.
     distinct = {id(image): (name, image) for name, image in opened}
+    given = {id(document) for document in documents}
 
     def decoded(pair: tuple[str, Any]) -> Image.Image | InputError:
         name, image = pair
-        return image if isinstance(image, InputError) else _attempt(name, partial(_upright_rgb, image))
+        if isinstance(image, InputError):
+            return image
+        # The caller's own image object is decoded in place, so it must keep its size.
+        upright: Image.Image | InputError = _attempt(
+            name, partial(_upright_rgb, image, None if id(image) in given else side)
+        )
+        return upright
 
     with ThreadPoolExecutor(THREADS) as pool:
         results = dict(zip(distinct, pool.map(decoded, distinct.values()), strict=True))
@@ -229,7 +298,8 @@ def _open(document: ImageLike, name: str, formats: tuple[str, ...] | None) -> Im
     if isinstance(document, (str, os.PathLike)):
         path = Path(document)
         if not path.is_file():
-            raise InputError(f"{name} does not exist" if not path.exists() else f"{name} is not a file")
+            hint = "" if path.suffix else '; a text of one word is {"text": …}'
+            raise InputError(f"{name} is not a file" if path.exists() else f"{name} does not exist{hint}")
         return _decode(path.read_bytes(), name, formats)
     if isinstance(document, (bytes, bytearray, memoryview)):
         return _decode(bytes(document), name, formats)
@@ -307,10 +377,24 @@ PIECE = 1 << 20
 """pixels to convert at a time"""
 
 
-def decode(image: Image.Image) -> tuple[int, int]:
-    """Decode the first frame; a truncated file fails here. Returns the size of the upright picture."""
+def enough_side(max_tokens: int) -> int:
+    """Return how many pixels along each side are enough for a picture of up to so many visual tokens.
+
+    Models that keep the shape of a picture, or nearly so, never make more of it.
+    """
+    return math.ceil(TOKEN_SIDE * math.sqrt(max_tokens))
+
+
+def decode(image: Image.Image, side: int | None = None) -> tuple[int, int]:
+    """Decode the first frame; a truncated file fails here. Returns the size of the upright picture.
+
+    side: a JPEG is decoded at a half, a quarter or an eighth of its size, if both sides keep so many pixels:
+        this is faster by far, and the model does not see the difference
+    """
     if getattr(image, "is_animated", False):
         image.seek(0)
+    if side is not None:
+        image.draft(None, (side, side))  # other formats than JPEG ignore it
     image.load()
     swapped = _TURNS.get(_orientation(image), (None, False))[1]
     return (image.height, image.width) if swapped else image.size
@@ -331,9 +415,9 @@ def pieces(image: Image.Image) -> Iterator[tuple[tuple[int, int], Image.Image]]:
         yield ((place, 0) if swapped else (0, place)), part
 
 
-def _upright_rgb(image: Image.Image) -> Image.Image:
-    """Return an upright RGB picture; the image itself if it is one already."""
-    size = decode(image)
+def _upright_rgb(image: Image.Image, side: int | None = None) -> Image.Image:
+    """Return an upright RGB picture; the image itself if it is one already. side: see `decode`"""
+    size = decode(image, side)
     if image.mode == "RGB" and "transparency" not in image.info and _orientation(image) not in _TURNS:
         return image
     picture = Image.new("RGB", size)
@@ -371,12 +455,38 @@ def _to_rgb(image: Image.Image, top_value: float | None) -> Image.Image:
 
 
 @dataclass(frozen=True)
+class PageImage:
+    """The picture of a PDF's page, drawn each time it is used: a long file is never in memory as a whole."""
+
+    page: Page
+    size: tuple[int, int]
+
+    @classmethod
+    def of(cls, page: Page) -> PageImage:
+        """Measure the page; a page without a size is an InputError."""
+        return cls(page, page.size(PAGE_PIXELS))
+
+    def drawn(self) -> Image.Image:
+        """Draw the page."""
+        return self.page.image(PAGE_PIXELS)
+
+
+LoadedImage: TypeAlias = "Image.Image | PageImage"
+
+
+@dataclass(frozen=True)
 class Picture:
     """An RGB image to encode at up to `max_tokens` visual tokens. name: for error messages"""
 
     name: str
-    image: Image.Image
+    image: LoadedImage
     max_tokens: int
+
+    def key(self, *, signals: bool) -> str:
+        """Name it by its content, the size at which it is encoded, and whether signals are requested."""
+        if isinstance(self.image, PageImage):
+            return f"{self.image.page.key()} {self.image.size} {self.max_tokens} {signals}"
+        return content_key(self.image, self.max_tokens, signals)
 
 
 @dataclass(frozen=True)
@@ -389,7 +499,7 @@ class Candidate:
     """
 
     index: int
-    images: tuple[Image.Image, ...] = ()
+    images: tuple[LoadedImage, ...] = ()
     text: str = ""
     page: int | None = None
 
@@ -415,7 +525,7 @@ class CandidateList:
     instruction: str | None = None
 
     @property
-    def images(self) -> list[Image.Image]:
+    def images(self) -> list[LoadedImage]:
         """All pictures of the candidates."""
         return [image for candidate in self.candidates for image in candidate.images]
 
@@ -480,22 +590,29 @@ class Encoder:
     max_image_tokens: int = MAX_IMAGE_TOKENS
     max_pixels: int = MAX_PIXELS
 
-    def load(self, documents: Sequence[Document], *, skip: bool) -> tuple[list[Candidate], dict[int, str]]:
+    def load(
+        self, documents: Sequence[Document], *, skip: bool, page_text: bool = False
+    ) -> tuple[list[Candidate], dict[int, str]]:
         """Load documents. Returns them, and why each unusable one was skipped (by index).
 
         skip: leave out documents that cannot be used, instead of raising an InputError
+        page_text: pages of PDF files come with their own text
         """
         unusable: dict[int, InputError] = {}
         read: dict[int, Parts] = {}
+        pages: dict[int, list[Candidate]] = {}
         for index, document in enumerate(documents):
             try:
-                read[index] = Parts.of(document, f"document {index}")
+                if is_pdf(document):
+                    pages[index] = list(_pages(document, index, page_text=page_text))
+                else:
+                    read[index] = Parts.of(document, f"document {index}")
             except InputError as error:
                 unusable[index] = error
         names = list(chain(*(_names(f"document {i}", len(parts.images)) for i, parts in read.items())))
         sources = list(chain(*(parts.images for parts in read.values())))
-        opened = iter(zip(names, load_images(sources, names=names, max_pixels=self.max_pixels), strict=True))
-        loaded: list[Candidate] = []
+        opened = iter(zip(names, self._opened(sources, names), strict=True))
+        loaded: list[Candidate] = list(chain(*pages.values()))
         for index, parts in read.items():
             own = list(islice(opened, len(parts.images)))
             try:
@@ -506,12 +623,13 @@ class Encoder:
         if unusable and not skip:
             raise unusable[min(unusable)]
         shipped = self.backbone.shipped
+        loaded.sort(key=lambda candidate: candidate.index)  # stable: pages stay in their order
         sizes = {image.size for candidate in loaded for image in candidate.images}
         if shipped is not None and (shipped.sizes is None or not sizes <= shipped.sizes):
             shipped.warn_of_limits()
         return loaded, {index: str(unusable[index]) for index in sorted(unusable)}
 
-    def _usable(self, image: Image.Image | InputError, name: str, *, thoroughly: bool) -> Image.Image:
+    def _usable(self, image: Image.Image | InputError, name: str, *, thoroughly: bool = False) -> Image.Image:
         if isinstance(image, InputError):
             raise image
         if thoroughly:
@@ -520,16 +638,21 @@ class Encoder:
 
     def load_context(self, images: Sequence[ImageLike], name: str) -> list[Image.Image]:
         """Load the pictures of a query."""
-        return [load_image(image, name=name, max_pixels=self.max_pixels) for image in images]
+        return [self._usable(image, name) for image in self._opened(images, [name] * len(images))]
 
-    def check(self, image: Image.Image, name: str, *, thoroughly: bool = False) -> None:
+    def _opened(self, images: Sequence[ImageLike], names: Sequence[str]) -> list[Image.Image | InputError]:
+        """Load pictures at a size that is enough for the model."""
+        side = enough_side(self.max_image_tokens)
+        return load_images(images, names=names, max_pixels=self.max_pixels, side=side)
+
+    def check(self, image: LoadedImage, name: str, *, thoroughly: bool = False) -> None:
         """Raise an InputError if the model cannot take this RGB image, for example for its aspect ratio.
 
         thoroughly: preprocess it, instead of checking only its size
         """
         try:
             self.backbone.count_tokens(image, self.max_image_tokens)
-            if thoroughly:
+            if thoroughly and not isinstance(image, PageImage):
                 self.backbone.preprocess(image, self.max_image_tokens)
         except Exception as error:  # processors may raise anything
             raise _unusable(name, error) from error
@@ -539,7 +662,7 @@ class Encoder:
         encoded: dict[str, ImageFeatures] = {}
         new: dict[str, Picture] = {}
         with clock("preprocess"), ThreadPoolExecutor(THREADS) as pool:
-            keys = list(pool.map(lambda p: content_key(p.image, p.max_tokens, signals), pictures))
+            keys = list(pool.map(lambda picture: picture.key(signals=signals), pictures))
             for key, picture in zip(keys, pictures, strict=True):
                 if key in encoded or key in new:
                     continue
@@ -549,7 +672,7 @@ class Encoder:
                 else:
                     encoded[key] = cached
         with ThreadPoolExecutor(THREADS) as pool:
-            pixels = pool.map(self._preprocessed, new.values())
+            pixels = _ahead(pool, self._preprocessed, new.values())
             remaining = iter(new)
             while batch := list(islice(remaining, ENCODED_TOGETHER)):
                 with clock("preprocess"):
@@ -561,8 +684,9 @@ class Encoder:
         return [encoded[key] for key in keys]
 
     def _preprocessed(self, picture: Picture) -> Pixels:
+        image = picture.image.drawn() if isinstance(picture.image, PageImage) else picture.image
         try:
-            return self.backbone.preprocess(picture.image, picture.max_tokens)
+            return self.backbone.preprocess(image, picture.max_tokens)
         except Exception as error:
             raise _unusable(picture.name, error) from error
 
@@ -591,7 +715,7 @@ class Encoder:
         features = [list(islice(remaining, len(own))) for own in pictures]
         if sizes is None:
             sizes = [
-                [len(feature.tokens) for feature in own[len(work.context) :]]
+                [len(feature.tokens) for images in work.own(own) for feature in images]
                 for work, own in zip(lists, features, strict=True)
             ]
         return sizes, features
@@ -621,7 +745,7 @@ class Encoder:
             budget = pruner.budget_of(sum(sizes))
             return sizes, self.fill_budget(work.images, chosen, budget)
 
-    def fill_budget(self, images: Sequence[Image.Image], limits: Sequence[int], budget: int) -> list[int]:
+    def fill_budget(self, images: Sequence[LoadedImage], limits: Sequence[int], budget: int) -> list[int]:
         """Scale the limits by the largest factor at which the images have at most `budget` tokens together.
 
         An image has whole rows and columns of tokens, so usually fewer than its limit. Without this, small
@@ -640,6 +764,25 @@ class Encoder:
             middle = (low * high) ** 0.5
             low, high = (middle, high) if fits(scaled(middle)) else (low, middle)
         return scaled(low)
+
+
+def _pages(document: Any, index: int, *, page_text: bool) -> Iterator[Candidate]:
+    """Yield the pages of a PDF file as candidates; their pictures are not drawn yet."""
+    for page in pages_of(document, name=f"document {index}"):
+        text = page.text() if page_text else ""
+        yield Candidate(index, (PageImage.of(page),), text, page.number)
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, work: Callable[[Picture], Pixels], pictures: Iterable[Picture]
+) -> Iterator[Pixels]:
+    """Yield what `work` makes of each picture, in order. Only the next two batches are in memory."""
+    remaining = iter(pictures)
+    running = deque(pool.submit(work, picture) for picture in islice(remaining, 2 * ENCODED_TOGETHER))
+    while running:
+        done = running.popleft().result()
+        running.extend(pool.submit(work, picture) for picture in islice(remaining, 1))
+        yield done
 
 
 def joined_signals(features: Sequence[ImageFeatures]) -> VisionSignals:
@@ -668,6 +811,13 @@ def content_key(image: Image.Image, max_tokens: int, signals: bool = False) -> s
         digest.update(image.crop(box).tobytes())
     digest.update(f"{image.size} {max_tokens} {signals}".encode())
     return digest.hexdigest()
+
+
+def content_of(candidate: Candidate) -> str:
+    """Name a candidate by its text and the pixels of its pictures."""
+    text = hashlib.blake2b(candidate.text.encode(), digest_size=16).hexdigest()
+    pictures = (Picture("", image, 0).key(signals=False) for image in candidate.images)
+    return " ".join([text, *pictures])
 
 
 @dataclass(eq=False, repr=False)

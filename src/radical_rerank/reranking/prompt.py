@@ -8,7 +8,7 @@ import re
 import string
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from importlib import resources
 from itertools import chain, count, repeat
@@ -83,6 +83,7 @@ class PromptTemplate:
         system: the system message
         chat: the text around the prompt's body, `{body}`; by default the tokenizer's chat template
         identifiers: the candidates' names, one character each
+        none: the answer that no candidate fits, a letter or word of one token that the question offers
         window: how many candidates the model ranks well in one prompt
         stride: how far apart the windows of a longer list are; by default half a window
 
@@ -114,6 +115,7 @@ class PromptTemplate:
     system: str = ""
     chat: str | None = None
     identifiers: str = IDENTIFIERS
+    none: str | None = None
     window: int = len(IDENTIFIERS)
     stride: int | None = None
 
@@ -163,6 +165,14 @@ class PromptTemplate:
             wanted = "queries with a reference image" if composed else "judging one image at a time"
             raise self._lacks("pair_composed" if composed else "pair", wanted)
         return text
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits that name its words. Fields that are not set do not count."""
+        words = {one.name: getattr(self, one.name) for one in fields(self)}
+        unset = {one.name: one.default for one in fields(self)}
+        chosen = {name: repr(value) for name, value in words.items() if value != unset[name]}
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:16]
 
     @staticmethod
     def _lacks(name: str, wanted: str) -> InputError:
@@ -234,11 +244,13 @@ class Answer:
     scores: per candidate, in the order of the prompt
     repairs: corrections made to a generated order
     readable: whether there was an order in a generated answer
+    signals: facts about the whole list, see `Prompt.scores`
     """
 
     scores: list[float]
     repairs: int = 0
     readable: bool = True
+    signals: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -251,16 +263,25 @@ class Prompt:
     """the token that names each candidate, as it would follow this prompt; of a pair, its two answers"""
     order: tuple[int, ...] = ()
     """its images in order, by their numbers: the query's first, then the candidates'"""
+    none: int | None = None
+    """the token of the answer that no candidate fits, if the template has one"""
 
     def scores(self, logits: Tensor) -> Answer:
         """Score each candidate by the log-probability of its identifier among all identifiers of the list.
+
+        The signals are "logit", the largest logit of an identifier, "mass", the log-probability of all
+        identifiers in the vocabulary, and "match", the log-odds of all identifiers against `none`.
 
         logits: (vocabulary,) of the token that follows the prompt
         """
         chosen = logits[torch.as_tensor(self.identifiers, device=logits.device)]
         if not chosen.isfinite().all():
             raise ScoringError("the model's logits are not finite: there is no ranking in them")
-        return Answer(chosen.log_softmax(dim=-1).tolist())
+        together = chosen.logsumexp(dim=-1)
+        signals = {"logit": float(chosen.max()), "mass": float(together - logits.logsumexp(dim=-1))}
+        if self.none is not None:
+            signals["match"] = float(together - logits[self.none])
+        return Answer(chosen.log_softmax(dim=-1).tolist(), signals=signals)
 
 
 @dataclass(frozen=True)
@@ -338,9 +359,13 @@ def build_prompt(
         body += shown.replace("{image}", _shown(backbone, template, content))
     values = {"count": str(len(names)), "first": names[0], "last": names[-1], "kind": _kind(contents)}
     text = _chat(backbone.tokenizer, template, asked.filled(backbone, body + ask, values)) + template.answer
-    if not generate:
-        text += template.answer_logits
-    return _prompt(backbone, asked, text, contents, names)
+    if generate:
+        return _prompt(backbone, asked, text, contents, names)
+    text += template.answer_logits
+    if template.none is None:
+        return _prompt(backbone, asked, text, contents, names)
+    prompt = _prompt(backbone, asked, text, contents, (*names, template.none))
+    return replace(prompt, identifiers=prompt.identifiers[:-1], none=prompt.identifiers[-1])
 
 
 def build_pair(
@@ -403,8 +428,8 @@ class _Asked:
         instruct = self.template.instruct.replace("{instruction}", _INSTRUCTION) if self.instruction else ""
         query = "" if self.composed else _picture(backbone, _CONTEXT) * len(self.context)
         query += _QUERY if self.text else ""
-        for field, value in {**values, "instruction": instruct, "query": query}.items():
-            body = body.replace(f"{{{field}}}", value)
+        for name, value in {**values, "instruction": instruct, "query": query}.items():
+            body = body.replace(f"{{{name}}}", value)
         return body
 
 
@@ -464,15 +489,11 @@ def _prompt(
     if asked.text and not words:
         raise InputError(f"the query {asked.text!r} has no words that the tokenizer knows")
     ids += asked.template.end
-    layout = _layout(asked, contents, len(ids), spans, markup, words, shown, place)
     tail = _WRITTEN.split(_IMAGES.split(text)[-1])[-1]
+    identifiers = list(_identifier_ids(tokenizer, tail, tuple(names)))
+    layout = _layout(asked, contents, len(ids), spans, markup, words, shown, place)
     order = {_CONTEXT: count(0), _IMAGE: count(len(asked.context))}
-    return Prompt(
-        ids,
-        layout,
-        list(_identifier_ids(tokenizer, tail, tuple(names))),
-        tuple(next(order[kind]) for kind in kinds),
-    )
+    return Prompt(ids, layout, identifiers, tuple(next(order[kind]) for kind in kinds))
 
 
 def _layout(

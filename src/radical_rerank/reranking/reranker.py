@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +18,7 @@ from itertools import chain, islice
 from numbers import Integral
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from PIL import Image
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from radical_rerank import progress as bars
 from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures, load_head, stages_of
+from radical_rerank.backbones.model import folder_of
 from radical_rerank.errors import InputError, ScoringError, UnreadableAnswerError
 from radical_rerank.pruning import Look, Profile, Pruner, Share, build
 from radical_rerank.reranking.calibration import measured_profile
@@ -40,8 +42,18 @@ from radical_rerank.reranking.encoding import (
     Document,
     Encoder,
     ImageLike,
+    Query,
     VisionCache,
+    content_of,
     joined_signals,
+)
+from radical_rerank.reranking.orders import (
+    DEFAULT_WEIGHT,
+    averaged,
+    checked_scores,
+    mixed,
+    shuffles,
+    standardised,
 )
 from radical_rerank.reranking.permutation import parse_permutation, permutation_scores
 from radical_rerank.reranking.preset import Preset
@@ -61,16 +73,21 @@ from radical_rerank.reranking.prompt import (
 from radical_rerank.reranking.results import (
     Cut,
     PruningReport,
-    Query,
     RankedDocument,
     Ranking,
     Skipped,
     join_reports,
     make_report,
 )
+from radical_rerank.reranking.scores import ScoreCalibration, calibration_for
 from radical_rerank.reranking.windows import rank_in_windows
 
 OnError = Literal["raise", "skip"]
+AnyQuery: TypeAlias = "str | Query | Mapping[str, Any]"
+ListToRank: TypeAlias = (
+    "tuple[AnyQuery, Iterable[Document]] | tuple[AnyQuery, Iterable[Document], Iterable[float] | None]"
+)
+"""a query and documents, and the documents' scores of a first stage if there are any"""
 SCORERS = ("logits", "generate", "pointwise")
 
 
@@ -101,10 +118,22 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Scored:
-    """What one prompt gave, or the prompts of one list together."""
+    """What one prompt gave, or the prompts of one list together. others: reports of the prompts before it"""
 
     answer: Answer
     report: PruningReport
+    others: tuple[PruningReport, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a ranking should be like, see `Reranker.rank`."""
+
+    top_k: int | None
+    on_error: OnError
+    min_probability: float | None
+    permutations: int
+    weight: float | None
 
 
 class Reranker:
@@ -128,11 +157,14 @@ class Reranker:
         instruction: what to look for, for templates that have an `{instruction}`
         window, stride: lists longer than `window` (by default the template's, at most 52) are ranked in
             windows, `stride` apart; not pointwise
+        permutations: how many orders of a list's candidates are ranked; more than one makes the result
+            independent of the order of the documents, at that many times the cost
         pair_batch: pointwise, how many images run together; the scores are the same
         max_image_tokens: larger images are scaled down to this many visual tokens (default 384)
         max_pixels: larger images are refused
         max_query_tokens: longer queries and instructions are refused; by default there is no limit
         max_text_tokens: longer texts of documents are cut to this many tokens (`Ranking.cut`)
+        page_text: pages of PDF files come with their own text; by default if the model reads texts
         vision_cache_bytes: how much of the images encoded last to keep; 0 for none
         vision_cache: the cache of another Reranker with the same model, to share it
         max_new_tokens: the limit of a generated answer (default 512)
@@ -162,11 +194,13 @@ class Reranker:
         instruction: str | None = None,
         window: int | None = None,
         stride: int | None = None,
+        permutations: int = 1,
         pair_batch: int = 8,
         max_image_tokens: int | None = None,
         max_pixels: int = MAX_PIXELS,
         max_query_tokens: int | None = None,
         max_text_tokens: int = MAX_TEXT_TOKENS,
+        page_text: bool | None = None,
         vision_cache_bytes: int = VISION_CACHE_BYTES,
         vision_cache: VisionCache | None = None,
         max_new_tokens: int | None = None,
@@ -185,6 +219,7 @@ class Reranker:
         if max_image_tokens is not None and max_image_tokens < 1:
             raise InputError(f"max_image_tokens must be at least 1, not {max_image_tokens}")
         _check_count("pair_batch", pair_batch)
+        _check_count("permutations", permutations)
         _check_count("max_text_tokens", max_text_tokens)
         if preset == "none":
             preset = None
@@ -224,6 +259,9 @@ class Reranker:
         self._set_windows(window, stride)
         self.on_unreadable, self.max_query_tokens = on_unreadable, max_query_tokens
         self.pair_batch, self.max_text_tokens = pair_batch, max_text_tokens
+        self.page_text = self.template.texts if page_text is None else page_text
+        self.permutations = permutations
+        self._calibrations: tuple[dict[str, Any], ...] | None = None
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
         self.encoder = Encoder(model, self.vision_cache, self.max_image_tokens, max_pixels)
 
@@ -254,16 +292,27 @@ class Reranker:
         top_k: int | None = None,
         reference: ImageLike | None = None,
         on_error: OnError = "raise",
+        min_probability: float | None = None,
+        permutations: int | None = None,
+        scores: Iterable[float] | None = None,
+        weight: float | None = None,
     ) -> Ranking:
         """Order the documents by how well they match the query.
 
         Args:
             query: text, a `Query`, or a dict with `text`, `image` or `images`, and `instruction`
             documents: pictures (paths, PIL images, arrays, encoded bytes, data URIs), texts of several words,
-                or dicts with `image` or `images` and `text`
+                or dicts with `image` or `images` and `text`. Every page of a PDF file (a path, or bytes) is
+                a result of its own
             top_k: return only the best K
             reference: an image that the query's text changes (composed retrieval)
             on_error: "raise" on a document that cannot be read, or "skip" it and rank the rest
+            min_probability: leave out results below it. An empty ranking says that nothing fits
+            permutations: rank several orders of the documents and average; by default the Reranker's. With
+                scorer "pointwise" the order never matters
+            scores: of a first stage, one per document; they are standardised over the list and added to the
+                model's log-probabilities, times the weight
+            weight: by default the one that was fitted for the model, or 0.2
 
         Returns:
             The documents, best first.
@@ -272,23 +321,35 @@ class Reranker:
             if not isinstance(query, str):
                 raise InputError("pass the reference either in the Query or as an argument, not both")
             query = Query(query, reference)
-        return next(iter(self.rank_many([(query, documents)], top_k=top_k, on_error=on_error)))
+        one: Any = (query, documents) if scores is None else (query, documents, scores)
+        rankings = self.rank_many(
+            [one],
+            top_k=top_k,
+            on_error=on_error,
+            min_probability=min_probability,
+            permutations=permutations,
+            weight=weight,
+        )
+        return next(iter(rankings))
 
     def rank_many(
         self,
-        lists: Iterable[tuple[str | Query | Mapping[str, Any], Iterable[Document]]],
+        lists: Iterable[ListToRank],
         *,
         top_k: int | None = None,
         batch_size: int = 1,
         on_error: OnError = "raise",
+        min_probability: float | None = None,
+        permutations: int | None = None,
+        weight: float | None = None,
         progress: bool | bars.Progress = False,
         stop: Callable[[], bool] | None = None,
     ) -> Iterator[Ranking]:
         """Rank many lists.
 
         Args:
-            lists: (query, documents) pairs
-            top_k, on_error: as in `rank`
+            lists: (query, documents) pairs, or (query, documents, scores of a first stage)
+            top_k, on_error, min_probability, permutations, weight: as in `rank`
             batch_size: lists that run through the model together; the rankings are the same
             progress: show a bar on stderr, or pass a `Progress` of your own
             stop: called before each layer; once it returns True, a StoppedError is raised
@@ -301,7 +362,14 @@ class Reranker:
         if top_k is not None:
             _check_count("top_k", top_k)
         _check_count("batch_size", batch_size)
-        rankings = self._rank_many(lists, top_k, batch_size, on_error)
+        if permutations is not None:
+            _check_count("permutations", permutations)
+        if min_probability is not None and not 0 <= min_probability <= 1:
+            raise InputError(f"min_probability must lie between 0 and 1, not {min_probability!r}")
+        if weight is not None and not (math.isfinite(weight) and weight >= 0):
+            raise InputError(f"weight must be at least 0, not {weight!r}")
+        wanted = _Wanted(top_k, on_error, min_probability, permutations or self.permutations, weight)
+        rankings = self._rank_many(lists, batch_size, wanted)
         if stop is not None:
             rankings = self._until(stop, rankings)
         if not progress:
@@ -319,52 +387,88 @@ class Reranker:
                 return
             yield ranking
 
-    def _rank_many(
-        self,
-        lists: Iterable[tuple[str | Query | Mapping[str, Any], Iterable[Document]]],
-        top_k: int | None,
-        batch_size: int,
-        on_error: OnError,
-    ) -> Iterator[Ranking]:
+    def _rank_many(self, lists: Iterable[ListToRank], batch_size: int, wanted: _Wanted) -> Iterator[Ranking]:
         remaining = iter(lists)
-        while batch := [(query, _listed(documents)) for query, documents in islice(remaining, batch_size)]:
-            loaded = [self._load(query, documents, on_error) for query, documents in batch]
+        while batch := [
+            (query, _listed(documents), *scores)
+            for query, documents, *scores in islice(remaining, batch_size)
+        ]:
+            loaded = [self._load(query, documents, wanted.on_error) for query, documents, *_ in batch]
+            priors = [
+                self._prior(work, len(documents), *scores)
+                for (work, *_), (_, documents, *scores) in zip(loaded, batch, strict=True)
+            ]
             # Lists that fit a window run together; longer ones take several passes of their own.
             short = [i for i, (work, *_) in enumerate(loaded) if self._fits(len(work.candidates))]
-            together = dict(zip(short, self._score([loaded[i][0] for i in short]), strict=True))
+            scored = self._score_in_orders([loaded[i][0] for i in short], [priors[i] for i in short], wanted)
+            together = dict(zip(short, scored, strict=True))
             for i, (work, skipped, cut) in enumerate(loaded):
-                scored = [together[i]] if i in together else []
-                if scored:
-                    order = sorted(enumerate(scored[0].answer.scores), key=itemgetter(1), reverse=True)
+                parts = [together[i]] if i in together else []
+                if parts:
+                    order = sorted(enumerate(parts[0].answer.scores), key=itemgetter(1), reverse=True)
                 else:
-                    order = self._in_windows(work, scored)
-                yield Ranking(
-                    tuple(
-                        RankedDocument(one.index, score, batch[i][1][one.index], one.page)
-                        for one, score in ((work.candidates[place], score) for place, score in order[:top_k])
-                    ),
-                    tuple(part.report for part in scored),
-                    skipped,
-                    sum(part.answer.repairs for part in scored),
-                    sum(not part.answer.readable for part in scored),
-                    work.text,
-                    self.backbone.name,
-                    type(self.pruner).__name__,
-                    cut,
-                )
+                    order = self._in_windows(work, priors[i], wanted, parts)
+                yield self._ranking(work, batch[i][1], order, parts, wanted, skipped, cut)
+
+    def _ranking(
+        self,
+        work: CandidateList,
+        documents: Sequence[Document],
+        order: Sequence[tuple[int, float]],
+        parts: Sequence[_Scored],
+        wanted: _Wanted,
+        skipped: tuple[Skipped, ...],
+        cut: tuple[Cut, ...],
+    ) -> Ranking:
+        """Return the ranking of a list. order: (place in `work`, score), best first; parts: its prompts"""
+        signals = parts[-1].answer.signals if parts else {}
+        fitted = self._fitted([score for _, score in order], signals)
+        results = [
+            RankedDocument(one.index, score, documents[one.index], one.page, probability)
+            for one, score, probability in (
+                (work.candidates[place], score, probability)
+                for (place, score), probability in zip(order, fitted or [None] * len(order), strict=True)
+            )
+        ]
+        least = wanted.min_probability
+        return Ranking(
+            tuple([one for one in results if least is None or one.probability >= least][: wanted.top_k]),
+            tuple(report for part in parts for report in (*part.others, part.report)),
+            skipped,
+            sum(part.answer.repairs for part in parts),
+            sum(not part.answer.readable for part in parts),
+            work.text,
+            self.backbone.name,
+            type(self.pruner).__name__,
+            cut,
+            results[0].probability if results else 0.0,
+            fitted is not None and self.calibration is not None,
+            signals,
+        )
+
+    def _fitted(self, scores: Sequence[float], signals: Mapping[str, float]) -> list[float] | None:
+        """Return the probabilities of scores, best first, if something is known beyond the softmax."""
+        if self.scorer != "logits" or not signals:
+            return None
+        calibration = self.calibration
+        if calibration is not None and calibration.usable(signals):
+            return calibration.probabilities(scores, signals, front=self.window)
+        if "match" not in signals:
+            return None
+        matched = math.exp(-math.log1p(math.exp(min(700.0, -signals["match"]))))
+        return [matched * math.exp(score) for score in scores]
 
     # Before the model runs.
 
     def _load(
         self, query: str | Query | Mapping[str, Any], documents: Sequence[Document], on_error: OnError
     ) -> tuple[CandidateList, tuple[Skipped, ...], tuple[Cut, ...]]:
-        query = Query.of(query)
-        self.check_query(query)
+        query = self.check_query(query)
         composed = query.reference is not None
         context = self.encoder.load_context(
             query.images if query.reference is None else [query.reference], REFERENCE if composed else CONTEXT
         )
-        candidates, unusable = self.encoder.load(documents, skip=on_error == "skip")
+        candidates, unusable = self.encoder.load(documents, skip=on_error == "skip", page_text=self.page_text)
         cuts: list[Cut] = []
         for place, one in enumerate(candidates):
             if one.text:
@@ -376,8 +480,8 @@ class Reranker:
         skipped = (Skipped(index, reason) for index, reason in unusable.items())
         return work, tuple(skipped), tuple(cuts)
 
-    def check_query(self, query: str | Query) -> None:
-        """Raise an InputError if this cannot be a query."""
+    def check_query(self, query: str | Query | Mapping[str, Any]) -> Query:
+        """Return a query in any form as a `Query`, or raise an InputError."""
         query = Query.of(query)
         text = query.text
         if query.images and query.reference is not None:
@@ -392,12 +496,24 @@ class Reranker:
                 count = query_tokens(self.backbone, given)
             if count > limit:
                 raise InputError(f"the {name} has {count} tokens, more than the limit of {limit}")
+        return query
 
     def _fits(self, count: int) -> bool:
         """Return whether a list of so many candidates is scored in one go."""
         return count > 0 if self.scorer == "pointwise" else 1 < count <= self.window
 
-    def _in_windows(self, work: CandidateList, scored: list[_Scored]) -> list[tuple[int, float]]:
+    def _prior(
+        self, work: CandidateList, documents: int, scores: Iterable[float] | None = None
+    ) -> list[float] | None:
+        """Return a first stage's scores of the candidates, standardised; None if there are none."""
+        if scores is None:
+            return None
+        given = checked_scores(scores, documents)
+        return standardised([given[one.index] for one in work.candidates])
+
+    def _in_windows(
+        self, work: CandidateList, prior: Sequence[float] | None, wanted: _Wanted, scored: list[_Scored]
+    ) -> list[tuple[int, float]]:
         """Rank a list that does not fit a window. Returns (place in `work`, score) pairs, best first.
 
         scored: gets what every prompt gave
@@ -408,13 +524,44 @@ class Reranker:
             self.encoder.check(image, name)  # now, not after some windows have run
 
         def score(places: Sequence[int]) -> Sequence[float]:
-            part = replace(work, candidates=[work.candidates[place] for place in places])
-            scored.extend(self._score([part]))
+            part = _part(work, places)
+            own = None if prior is None else [prior[place] for place in places]
+            scored.extend(self._score_in_orders([part], [own], wanted))
             return scored[-1].answer.scores
 
         return rank_in_windows(len(work.candidates), self.window, self.stride, score)
 
     # Running the model.
+
+    def _score_in_orders(
+        self, lists: Sequence[CandidateList], priors: Sequence[Sequence[float] | None], wanted: _Wanted
+    ) -> list[_Scored]:
+        """Score lists that each fit a window, in several orders of their candidates, with a prior."""
+        if wanted.permutations == 1 or self.scorer == "pointwise":
+            scored = self._score(lists)
+        else:
+            orders = [shuffles(list(map(content_of, one.candidates)), wanted.permutations) for one in lists]
+            rounds: list[list[_Scored]] = [[] for _ in lists]
+            for turn in range(max(map(len, orders), default=0)):
+                # The vision cache has the features from the first turn on.
+                asked = [i for i, own in enumerate(orders) if turn < len(own)]
+                parts = self._score([_part(lists[i], orders[i][turn]) for i in asked])
+                for i, part in zip(asked, parts, strict=True):
+                    rounds[i].append(part)
+            scored = list(map(_averaged, orders, rounds))
+        return [
+            one if prior is None else self._with_prior(one, prior, wanted.weight)
+            for one, prior in zip(scored, priors, strict=True)
+        ]
+
+    def _with_prior(self, scored: _Scored, prior: Sequence[float], weight: float | None) -> _Scored:
+        """Add a first stage's standardised scores."""
+        if weight is None:
+            calibration = self.calibration
+            fitted = None if calibration is None else calibration.weight
+            weight = DEFAULT_WEIGHT if fitted is None else fitted
+        scores = mixed(scored.answer.scores, prior, weight, pointwise=self.scorer == "pointwise")
+        return replace(scored, answer=replace(scored.answer, scores=scores))
 
     def _score(self, lists: Sequence[CandidateList]) -> list[_Scored]:
         """Score lists that each fit a window: listwise in one batch, pointwise in batches of pairs."""
@@ -585,10 +732,34 @@ class Reranker:
             "max_image_tokens": self.max_image_tokens,
             "max_new_tokens": self.max_new_tokens,
             "max_text_tokens": self.max_text_tokens,
+            "page_text": self.page_text,
             "template": hashlib.sha256(words.encode()).hexdigest()[:16],
             "window": self.window,
             "stride": self.stride,
+            **({"permutations": self.permutations} if self.permutations > 1 else {}),
         }
+
+    @property
+    def score_settings(self) -> dict[str, Any]:
+        """What a calibration of the scores depends on."""
+        return {
+            "method": type(self.pruner).__name__,
+            "keep": self.pruner.keep,
+            "scorer": self.scorer,
+            "template": self.template.digest,
+            "max_image_tokens": self.max_image_tokens,
+        }
+
+    @property
+    def calibration(self) -> ScoreCalibration | None:
+        """The calibration of the scores in use, if one was fitted with these settings."""
+        if self._calibrations is None:
+            name = self.backbone.name
+            profile = self.profile
+            if (profile is None or not profile.scores) and Profile.may_exist(name, folder_of(name)):
+                profile = Profile.find(self.backbone.identity)
+            self._calibrations = () if profile is None else profile.scores
+        return calibration_for(self._calibrations, self.score_settings) if self._calibrations else None
 
     @property
     def profile(self) -> Profile | None:
@@ -621,6 +792,25 @@ def _joined(parts: Sequence[_Scored], seconds: dict[str, float]) -> _Scored:
         all(own.readable for own in answers),
     )
     return _Scored(answer, join_reports([part.report for part in parts], seconds))
+
+
+def _part(work: CandidateList, places: Sequence[int]) -> CandidateList:
+    """Return the list with these of its candidates, in this order."""
+    return replace(work, candidates=[work.candidates[place] for place in places])
+
+
+def _averaged(orders: Sequence[Sequence[int]], parts: Sequence[_Scored]) -> _Scored:
+    """Return what the prompts of one list in several orders gave together."""
+    answers = [part.answer for part in parts]
+    names = answers[0].signals
+    answer = Answer(
+        averaged(orders, [own.scores for own in answers]),
+        sum(own.repairs for own in answers),
+        all(own.readable for own in answers),
+        {name: sum(own.signals[name] for own in answers) / len(answers) for name in names},
+    )
+    *before, last = [part.report for part in parts]
+    return _Scored(answer, last, tuple(before))
 
 
 def _check_count(name: str, value: Any) -> None:

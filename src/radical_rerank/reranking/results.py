@@ -1,4 +1,4 @@
-"""What goes in and comes out: queries, rankings, and what pruning did to each list."""
+"""What comes out: rankings, and what pruning did to each list."""
 
 from __future__ import annotations
 
@@ -12,41 +12,7 @@ from typing import Any, overload
 from radical_rerank.backbones import Block, ImageFeatures
 from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
 from radical_rerank.pruning import Layout, PrunedStage
-from radical_rerank.reranking.encoding import Document, ImageLike, Parts
-
-
-@dataclass(frozen=True)
-class Query:
-    """What to look for: words, pictures, or both; or a change in words to a reference (composed retrieval).
-
-    Args:
-        text: the query, or how the reference is to change; may be empty if there are pictures
-        reference: the image that the text changes
-        images: pictures that are a part of the query
-        instruction: what to look for, for templates that have an `{instruction}`; by default the Reranker's
-
-    Example:
-        >>> Query("a red star").reference is None
-        True
-        >>> Query.of({"text": "in brass", "image": "lamp.jpg"}).images
-        ('lamp.jpg',)
-    """
-
-    text: str = ""
-    reference: ImageLike | None = None
-    images: Sequence[ImageLike] = ()
-    instruction: str | None = None
-
-    @classmethod
-    def of(cls, query: str | Query | Mapping[str, Any]) -> Query:
-        """Return a text or a dict with `text`, `image`, `images`, `content`, `instruction` as a query."""
-        if isinstance(query, Query):
-            return query
-        if not isinstance(query, Mapping):
-            return cls(query)
-        fields = {name: value for name, value in query.items() if name != "instruction"}
-        parts = Parts.of(fields, "the query")
-        return cls(parts.text, images=parts.images, instruction=query.get("instruction"))
+from radical_rerank.reranking.encoding import Document, Parts
 
 
 @dataclass(frozen=True)
@@ -59,6 +25,7 @@ class RankedDocument:
             "pointwise", the log of the probability that it is relevant
         document: the document itself
         page: the number of the page, from 1, if it is one of a PDF file
+        fitted: the probability by a calibration of the model's scores, if there is one
 
     Example:
         >>> RankedDocument(index=3, score=0.0, document="a.jpg").probability
@@ -69,11 +36,15 @@ class RankedDocument:
     score: float
     document: Document | None
     page: int | None = None
+    fitted: float | None = None
 
     @property
     def probability(self) -> float:
-        """exp(score), in [0, 1]. In lists longer than a window, comparable only by order."""
-        return math.exp(self.score)
+        """The probability that it is relevant, if `Ranking.calibrated` or with scorer "pointwise".
+
+        Otherwise exp(score), its share of the list: one document of a list always has a large one.
+        """
+        return math.exp(self.score) if self.fitted is None else self.fitted
 
 
 @dataclass(frozen=True)
@@ -113,6 +84,11 @@ class Cut:
     kept: int
     page: int | None = None
 
+    @property
+    def name(self) -> str:
+        """What messages call the document."""
+        return f"document {self.index}" + ("" if self.page is None else f", page {self.page}")
+
 
 @dataclass(frozen=True, repr=False)
 class Ranking(Sequence[RankedDocument]):
@@ -129,6 +105,10 @@ class Ranking(Sequence[RankedDocument]):
         model: the model's name
         method: the pruning method
         cut: documents whose text was cut
+        confidence: the probability that the best document is a match, before any was left out; 0 without
+            documents
+        calibrated: whether probabilities are fitted on lists with known matches; see `radical calibrate`
+        signals: facts about the whole list that a calibration can use
 
     Example:
         >>> ranking = Ranking((RankedDocument(1, -0.1, "b.jpg"), RankedDocument(0, -2.4, "a.jpg")))
@@ -147,6 +127,9 @@ class Ranking(Sequence[RankedDocument]):
     model: str = ""
     method: str = ""
     cut: tuple[Cut, ...] = ()
+    confidence: float = 0.0
+    calibrated: bool = False
+    signals: Mapping[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.results)
@@ -184,6 +167,8 @@ class Ranking(Sequence[RankedDocument]):
             "query": self.query,
             "model": self.model,
             "method": self.method,
+            "confidence": self.confidence,
+            "calibrated": self.calibrated,
             "results": [
                 {
                     "rank": rank,

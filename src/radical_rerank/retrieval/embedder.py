@@ -15,6 +15,10 @@ class Embedder(Protocol):
 
     name: str
 
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the weights: vectors of other weights are of another space."""
+
     def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
         """(n, d) one vector per picture."""
 

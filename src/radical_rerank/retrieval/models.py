@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from radical_rerank.backbones.model import fingerprint_of
 from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.reranking.encoding import ImageLike, load_image
 from radical_rerank.retrieval.embedder import Embedder
@@ -37,6 +38,10 @@ class DualEncoder(Embedder):
             raise InputError(f"cannot load the embedder {name!r}: {str(error).splitlines()[0]}") from error
         if not hasattr(self.model, "get_text_features"):
             raise InputError(f"{name!r} has no text and image towers")
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.model)
 
     @torch.inference_mode()
     def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
@@ -83,6 +88,10 @@ class SentenceEmbedder(Embedder):
             self.model = SentenceTransformer(name, device=device, **options)
         except (OSError, ValueError) as error:
             raise InputError(f"cannot load the embedder {name!r}: {str(error).splitlines()[0]}") from error
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.model)
 
     def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
         return self._encode([load_image(image, name=f"document {i}") for i, image in enumerate(images)])

@@ -98,11 +98,11 @@ def _open(connection: Connection, task: dict[str, Any]) -> list[tuple[str, Any]]
 
 def _send_image(connection: Connection, name: str, image: Any) -> None:
     """Decode and send one image, upright and in RGB: first its size, then its pieces."""
-    from radical_rerank.reranking.encoding import decode, pieces
+    from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, decode, enough_side, pieces
     from radical_rerank.service.errors import ServiceError
 
     try:
-        size = decode(image)
+        size = decode(image, enough_side(MAX_IMAGE_TOKENS))
         connection.send_bytes(json.dumps({"size": size}).encode())
         for (left, top), piece in pieces(image):
             connection.send_bytes(PIECE_HEADER.pack(left, top, *piece.size) + piece.tobytes())

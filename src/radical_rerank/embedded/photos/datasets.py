@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -21,6 +22,8 @@ ABOUT = {
     "photos-gallery": "its 1,000 dev photographs; a first stage finds the candidates; --data as photos",
 }
 """what each data set is"""
+HELD_OUT = 500
+"""the last photographs of the train split, which nothing is trained on"""
 
 
 def photo_gallery(folder: str | Path | None, *, split: str = "dev", captions: str = "first") -> Dataset:
@@ -28,16 +31,22 @@ def photo_gallery(folder: str | Path | None, *, split: str = "dev", captions: st
 
     Args:
         folder: of the corpus: captions, splits and images
-        split: "train" or "dev"
+        split: "train", "dev", or "validation": the last photographs of "train", which nothing is trained on
         captions: which of a photograph's captions are queries, "first" or "all"
     """
     if folder is None:
         raise InputError("the photographs need --data, the folder of Flickr8k")
     folder = Path(folder)
-    names = folder / f"Flickr_8k.{split}Images.txt"
+    names = folder / f"Flickr_8k.{'train' if split == 'validation' else split}Images.txt"
     if not names.is_file():
         raise InputError(f"{folder} is not Flickr8k: it has no {names.name}")
-    return flickr8k(folder / "Flickr8k.token.txt", folder / "images", split_file=names, captions=captions)
+    data = flickr8k(folder / "Flickr8k.token.txt", folder / "images", split_file=names, captions=captions)
+    if split != "validation":
+        return data
+    gallery = data.gallery[-HELD_OUT:]
+    held_out = set(gallery)
+    tasks = [task for task in data.tasks if held_out & set(task.relevant)]
+    return replace(data, tasks=tasks, gallery=gallery)
 
 
 def photo_lists(
@@ -56,7 +65,7 @@ def photo_lists(
         lists: how many lists, in the order of the captions; by default one per caption
         count: candidates per list
         seed: draws the candidates
-        split: "train" or "dev"
+        split: "train", "dev" or "validation"
         similarity: not used; photographs are as alike as they are
     """
     gallery = photo_gallery(folder, split=split)

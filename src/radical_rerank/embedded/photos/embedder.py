@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from radical_rerank.backbones import Backbone
 from radical_rerank.backbones.model import base_model
 from radical_rerank.embedded.photos import PLAIN, SCALE, WORD_DIMS
-from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, ImageLike, load_image
+from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, ImageLike, enough_side, load_image
 
 
 class PhotoEmbedder:
@@ -30,14 +30,19 @@ class PhotoEmbedder:
     def __init__(self, backbone: Backbone, *, batch_size: int = 16) -> None:
         self.backbone, self.batch_size = backbone, batch_size
 
+    @property
+    def fingerprint(self) -> str:
+        """The model's."""
+        return self.backbone.fingerprint
+
     @torch.inference_mode()
     def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
         """Return one row per image."""
-        base = base_model(self.backbone.model)
+        base, side = base_model(self.backbone.model), enough_side(MAX_IMAGE_TOKENS)
         rows = []
         for start in range(0, len(images), self.batch_size):
             batch = [
-                load_image(image, name=f"document {start + i}")
+                load_image(image, name=f"document {start + i}", side=side)
                 for i, image in enumerate(images[start : start + self.batch_size])
             ]
             pixels = [self.backbone.preprocess(image, MAX_IMAGE_TOKENS).values for image in batch]

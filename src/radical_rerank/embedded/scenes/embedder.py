@@ -56,6 +56,11 @@ class SceneEmbedder:
         ids = [encode(" " + word, add_special_tokens=False)["input_ids"][0] for word in ATTRIBUTE_WORDS]
         self._embeddings = normalize(backbone.model.get_input_embeddings().weight.detach()[ids], dim=-1)
 
+    @property
+    def fingerprint(self) -> str:
+        """The model's."""
+        return self.backbone.fingerprint
+
     def embed_images(self, images: Sequence[ImageLike]) -> Tensor:
         """Return one row per image."""
         rows = []

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from radical_rerank.embedded.photos.datasets import HELD_OUT
 from radical_rerank.embedded.training import phase_at
 
 
@@ -52,7 +53,7 @@ class Plan:
     seed: int = 0
     num_layers: int = 12
     views: int = 3
-    held_out: int = 500
+    held_out: int = HELD_OUT
     align_steps: int = 500
     align_pictures: int = 128
     align_lr: float = 2e-3
