@@ -166,9 +166,9 @@ class Local:
 
     def _check(self, work: RankWork) -> None:
         parts = work.parts
-        texts = [number for number, one in enumerate(parts) if one.text]
+        texts = [name for name, one in zip(work.names, parts, strict=True) if one.text]
         if texts and not self._checks.template.texts:
-            message = f"document {texts[0]} has a text, but the model of this service reads images alone"
+            message = f"{texts[0]} has a text, but the model of this service reads images alone"
             raise ServiceError(422, "texts_not_supported", message)
         try:
             with self._checking:
@@ -198,9 +198,9 @@ class Local:
         checks = self._checks
         context = sum(self._tokens(image, "the query's image") for image in work.context)
         sizes = [
-            sum(map(self._tokens, one.images, image_names(number, len(one.images))))
+            sum(map(self._tokens, one.images, image_names(name, len(one.images))))
             + min(checks.max_text_tokens, len(one.text))
-            for number, one in enumerate(parts)
+            for name, one in zip(work.names, parts, strict=True)
         ]
         together = 1 if checks.scorer == "pointwise" else checks.window
         largest = context + sum(sorted(sizes, reverse=True)[:together])

@@ -6,7 +6,7 @@ This code runs in the reader processes (`reader`), so it imports neither torch n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,10 +15,11 @@ import pydantic_core
 from PIL import Image
 from pydantic import ValidationError
 
-from radical_rerank.errors import InputError
-from radical_rerank.reranking.encoding import Parts, base64_bytes, open_image
+from radical_rerank.errors import InputError, MissingExtraError
+from radical_rerank.reranking.encoding import LoadedImage, PageImage, Parts, base64_bytes, open_image
+from radical_rerank.reranking.pages import pages_of
 from radical_rerank.service.errors import ServiceError
-from radical_rerank.service.schema import MAX_QUERY, RequestDocument, RerankRequest
+from radical_rerank.service.schema import MAX_QUERY, MixedDocument, RequestDocument, RerankRequest
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """the image formats to accept: not SVG, PDF, PostScript or TIFF"""
@@ -57,8 +58,9 @@ class ParsedRequest:
 
     composed: whether the query's only image is a reference
     context: the number of the query's images
-    counts: per document, the number of its images
-    texts: per document, its text, or an empty string
+    places: per candidate, the document's place in the request, and the page's number if it is a PDF
+    counts: per candidate, the number of its images
+    texts: per candidate, its text, or an empty string
     sources: per image, the query's first: its URL, or None if it was in the request
     shown: the documents as the client sent them, if the response repeats them
     """
@@ -67,6 +69,7 @@ class ParsedRequest:
     instruction: str | None
     composed: bool
     context: int
+    places: list[tuple[int, int | None]]
     counts: list[int]
     texts: list[str]
     sources: list[str | None]
@@ -82,13 +85,28 @@ class ParsedRequest:
     def names(self) -> list[str]:
         """The names of the images in error messages, in the order of `sources`."""
         own = ["the reference" if self.composed else "the query's image"] * self.context
-        return own + list(chain(*(image_names(number, count) for number, count in enumerate(self.counts))))
+        return own + list(chain(*map(image_names, self.candidate_names, self.counts)))
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether a document is a PDF."""
+        return any(page is not None for _, page in self.places)
+
+    @property
+    def candidate_names(self) -> list[str]:
+        """The names of the candidates in error messages."""
+        return [f"document {i}" + ("" if page is None else f", page {page}") for i, page in self.places]
 
 
-def image_names(document: int, count: int) -> Iterator[str]:
+def parsed_request(fields: dict[str, Any]) -> ParsedRequest:
+    """Return a request from the JSON of its fields, in which tuples are lists."""
+    places = [(index, page) for index, page in fields["places"]]
+    return ParsedRequest(**{**fields, "places": places})
+
+
+def image_names(document: str, count: int) -> list[str]:
     """Name the images of a document."""
-    for number in range(count):
-        yield f"document {document}" + (f", image {number}" if count > 1 else "")
+    return [document if count == 1 else f"{document}, image {number}" for number in range(count)]
 
 
 def parse(data: bytes | bytearray, limits: Limits) -> RerankRequest:
@@ -120,8 +138,18 @@ def _invalid(message: str) -> ServiceError:
     return ServiceError(422, "invalid_request", message)
 
 
-NamedImage = tuple[str, Image.Image]
-"""an image that is opened but not decoded, with its name for error messages"""
+NamedImage = tuple[str, LoadedImage]
+"""an image that is opened but not decoded, or a page that is not drawn, with its name for error messages"""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A document, or a page of one. images: as they were sent, or a page; not opened yet"""
+
+    index: int
+    images: Sequence[Any]
+    text: str
+    page: int | None = None
 
 
 def open_request(body: RerankRequest, opener: ImageOpener) -> tuple[ParsedRequest, list[NamedImage]]:
@@ -135,15 +163,16 @@ def open_request(body: RerankRequest, opener: ImageOpener) -> tuple[ParsedReques
         The request without its images, and those of them that are not URLs.
     """
     query, composed = _query_of(body)
-    documents = [_parts_of(document, f"document {i}") for i, document in enumerate(body.documents)]
-    _check_sizes([query, *documents], opener.limits)
+    candidates = list(_candidates(body.documents, opener))
+    _check_sizes(query, candidates, opener.limits)
     parsed = ParsedRequest(
         query=query.text.strip(),
         instruction=(body.instruction or "").strip() or None,
         composed=composed,
         context=len(query.images),
-        counts=[len(document.images) for document in documents],
-        texts=[document.text.strip() for document in documents],
+        places=[(candidate.index, candidate.page) for candidate in candidates],
+        counts=[len(candidate.images) for candidate in candidates],
+        texts=[candidate.text.strip() for candidate in candidates],
         sources=[],
         model=body.model,
         top_n=body.top_n,
@@ -151,17 +180,49 @@ def open_request(body: RerankRequest, opener: ImageOpener) -> tuple[ParsedReques
         keep=body.keep,
         return_pruning=body.return_pruning,
         return_survivors=body.return_survivors,
-        shown=list(map(_shown, body.documents, documents)) if body.return_documents else None,
+        shown=list(map(_shown, body.documents)) if body.return_documents else None,
     )
     images: list[NamedImage] = []
-    sources = chain(query.images, *(document.images for document in documents))
-    for name, image in zip(parsed.names, sources, strict=True):
-        source = str(image).strip()
-        is_url = _URL.match(source) is not None
-        parsed.sources.append(source if is_url else None)
-        if not is_url:
-            images.append((name, opener.open(_bytes_of(source, name), name)))
+    sources = chain(query.images, *(candidate.images for candidate in candidates))
+    for name, source in zip(parsed.names, sources, strict=True):
+        is_url = isinstance(source, str) and _URL.match(source.strip()) is not None
+        parsed.sources.append(source.strip() if is_url else None)
+        if isinstance(source, PageImage):
+            images.append((name, source))
+        elif not is_url:
+            images.append((name, opener.open(_bytes_of(source.strip(), name), name)))
     return parsed, images
+
+
+def has_pdf(body: RerankRequest) -> bool:
+    """Check whether a document is a PDF: nobody can tell beforehand how long reading it takes."""
+    return any(
+        isinstance(document, MixedDocument) and document.pdf is not None for document in body.documents
+    )
+
+
+def _candidates(documents: Sequence[RequestDocument], opener: ImageOpener) -> Iterator[_Candidate]:
+    """Yield the documents; of a PDF, its pages."""
+    left = opener.limits.max_documents
+    for index, document in enumerate(documents):
+        name = f"document {index}"
+        if isinstance(document, str) or document.pdf is None:
+            parts = _parts_of(document, name)
+            yield _Candidate(index, parts.images, parts.text)
+            left -= 1
+            continue
+        if len(document.model_dump(exclude_none=True)) > 1:
+            raise _bad_document(f"{name} has a pdf and other fields; send one of them")
+        try:
+            for page in pages_of(_bytes_of(document.pdf.strip(), name), name=name, max_pages=max(1, left)):
+                image = PageImage.of(page)
+                opener.count(*image.size, f"{name}, page {page.number}")
+                yield _Candidate(index, [image], page.text(), page.number)
+                left -= 1
+        except MissingExtraError:
+            raise _bad_document(f"{name}: this service does not read PDF files") from None
+        except InputError as error:
+            raise _bad_document(str(error)) from None
 
 
 def _query_of(body: RerankRequest) -> tuple[Parts, bool]:
@@ -190,7 +251,7 @@ def _parts_of(document: RequestDocument, name: str) -> Parts:
         except InputError as error:
             raise _bad_document(str(error)) from None
     string = document.strip()
-    if string[:5].lower() == "data:" or _URL.match(string) or _BASE64.fullmatch(string):
+    if _is_image(string):
         return Parts((string,))
     if not string:
         raise _bad_document(f"{name} is empty")
@@ -202,15 +263,23 @@ def _parts_of(document: RequestDocument, name: str) -> Parts:
     return Parts(text=string)
 
 
-def _check_sizes(all_parts: list[Parts], limits: Limits) -> None:
-    """Check the number of images and the lengths of texts. The query comes first."""
-    if sum(len(parts.images) for parts in all_parts) > limits.max_images:
+def _is_image(string: str) -> bool:
+    """Check whether a plain string is an image: a data URI, a URL or base64."""
+    return bool(string[:5].lower() == "data:" or _URL.match(string) or _BASE64.fullmatch(string))
+
+
+def _check_sizes(query: Parts, candidates: Sequence[_Candidate], limits: Limits) -> None:
+    """Check the numbers of pages and images, and the lengths of texts."""
+    if len(candidates) > limits.max_documents:
+        message = f"a request may have at most {limits.max_documents} documents and pages"
+        raise ServiceError(422, "too_many_documents", message)
+    if len(query.images) + sum(len(candidate.images) for candidate in candidates) > limits.max_images:
         raise ServiceError(422, "too_many_images", f"a request may have at most {limits.max_images} images")
-    for number, parts in enumerate(all_parts[1:]):
-        if len(parts.text) > limits.max_text:
-            message = f"the text of document {number} has more than {limits.max_text} characters"
+    for candidate in candidates:
+        if len(candidate.text) > limits.max_text:
+            message = f"the text of document {candidate.index} has more than {limits.max_text} characters"
             raise ServiceError(422, "too_much_text", message)
-    if sum(len(parts.text) for parts in all_parts) > limits.max_total_text:
+    if len(query.text) + sum(len(candidate.text) for candidate in candidates) > limits.max_total_text:
         message = f"the texts together have more than {limits.max_total_text} characters"
         raise ServiceError(422, "too_much_text", message)
 
@@ -231,12 +300,16 @@ class ImageOpener:
     def open(self, data: bytes, name: str) -> Image.Image:
         """Open an image file without decoding its pixels, or raise a ServiceError that names it."""
         image = self._open(data, name)
-        limit = self.limits.max_pixels
-        pixels = image.width * image.height
-        if pixels > limit:
-            raise _too_many_pixels(f"{name} has {pixels} pixels, more than the limit of {limit}")
         # Each scan of a progressive JPEG goes over all pixels, and may take no more than 50 bytes.
         scans = data.count(b"\xff\xda") if image.format in ("JPEG", "MPO") else 1
+        self.count(image.width, image.height, name, scans)
+        return image
+
+    def count(self, width: int, height: int, name: str, scans: int = 1) -> None:
+        """Count the pixels of an image, or raise a ServiceError if there are too many."""
+        limit, pixels = self.limits.max_pixels, width * height
+        if pixels > limit:
+            raise _too_many_pixels(f"{name} has {pixels} pixels, more than the limit of {limit}")
         if pixels * scans > MAX_SCANS * limit:
             raise ServiceError(422, "bad_image", f"{name} has {scans} scans, too many for its size")
         self.pixels += pixels
@@ -244,7 +317,6 @@ class ImageOpener:
         total = self.limits.max_total_pixels
         if self.pixels > total:
             raise _too_many_pixels(f"the images together have more than {total} pixels")
-        return image
 
     def _open(self, data: bytes, name: str) -> Image.Image:
         if not data:
@@ -263,9 +335,9 @@ def _too_many_pixels(message: str) -> ServiceError:
     return ServiceError(422, "too_many_pixels", message)
 
 
-def _shown(document: RequestDocument, parts: Parts) -> dict[str, Any]:
+def _shown(document: RequestDocument) -> dict[str, Any]:
     if isinstance(document, str):
-        return {"image" if parts.images else "text": document}
+        return {"image" if _is_image(document.strip()) else "text": document}
     return document.model_dump(exclude_unset=True)
 
 

@@ -40,13 +40,15 @@ Images = TypeAliasType("Images", Annotated[list[str], FailFast()])
 class MixedDocument(BaseModel):
     """Images and a text: {"text", "image", "images"}, as Jina has them, or vLLM's {"content"}.
 
-    An image is a data URI, base64 or an allowed URL.
+    An image is a data URI, base64 or an allowed URL. {"pdf"} is an extension: a PDF file as a data URI or
+    base64, whose pages are ranked one by one.
     """
 
     text: str | None = None
     image: str | None = None
     images: Images | None = None
     content: str | Content | None = None
+    pdf: str | None = None
 
 
 RequestDocument = MixedDocument | str
@@ -79,10 +81,15 @@ class RerankRequest(BaseModel):
 
 
 class Result(BaseModel):
-    """One document of the ranking. index: its place in the request"""
+    """One document of the ranking, or one page of it.
+
+    index: the document's place in the request
+    page: its number, from 1, if the document is a PDF
+    """
 
     index: int
     relevance_score: float
+    page: int | None = None
     document: dict[str, Any] | None = None
 
 

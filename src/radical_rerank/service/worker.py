@@ -37,7 +37,7 @@ LIGHT_TEXT = 100_000
 class RankWork:
     """A list to rank.
 
-    documents: with decoded images
+    documents: with decoded images; a page of a PDF is a document
     kind: method and keep; only lists of the same kind run in one batch
     deadline: on this machine's monotonic clock
     """
@@ -46,6 +46,8 @@ class RankWork:
     documents: Sequence[Document]
     kind: tuple[str, float]
     deadline: float
+    names: Sequence[str] = ()
+    """of the documents in error messages"""
 
     @property
     def parts(self) -> list[Parts]:
