@@ -162,7 +162,7 @@ class Reranker:
         pair_batch: pointwise, how many images run together; the scores are the same
         max_image_tokens: larger images are scaled down to this many visual tokens (default 384)
         max_pixels: larger images are refused
-        max_query_tokens: longer queries are refused; by default there is no limit
+        max_query_tokens: longer queries and instructions are refused; by default there is no limit
         max_text_tokens: longer texts of documents are cut to this many tokens (`Ranking.cut`)
         page_text: pages of PDF files come with their own text; by default if the model reads texts
         vision_cache_bytes: how much of the images encoded last to keep; 0 for none
@@ -488,13 +488,14 @@ class Reranker:
             raise InputError("a query with a reference image has no other pictures")
         if not isinstance(text, str) or not (text.strip() or query.images):
             raise InputError(f"the query is empty: {text!r}")
-        if self.max_query_tokens is not None:
+        limit = self.max_query_tokens
+        for name, given in (("query", text), ("instruction", query.instruction)):
+            if limit is None or given is None:
+                continue
             with self.backbone.exclusive():
-                count = query_tokens(self.backbone, text)
-            if count > self.max_query_tokens:
-                raise InputError(
-                    f"the query has {count} tokens, more than the limit of {self.max_query_tokens}"
-                )
+                count = query_tokens(self.backbone, given)
+            if count > limit:
+                raise InputError(f"the {name} has {count} tokens, more than the limit of {limit}")
         return query
 
     def _fits(self, count: int) -> bool:
