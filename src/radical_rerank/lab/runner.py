@@ -20,6 +20,8 @@ from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, VisionCache
 
 Pools = Mapping[str, Sequence[str]]
 """per query the candidates of a first stage, best first"""
+Scores = Mapping[str, Mapping[str, float]]
+"""per query the first stage's score of each candidate"""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Runner:
         records: Records,
         *,
         pools: Pools | None = None,
+        scores: Scores | None = None,
         limit: int | None = None,
         progress: Progress = silent,
     ) -> None:
@@ -94,6 +97,7 @@ class Runner:
             cells: the settings
             records: where existing records are looked up and new ones are added
             pools: the candidates of a first stage, if the data set has no lists of its own
+            scores: the first stage's scores, to mix into the ranking; the cells' `data` has their weight
             limit: rank only the first queries, up to this number
             progress: shows the progress over queries
         """
@@ -101,7 +105,7 @@ class Runner:
         # Query by query, not cell by cell: a query's pictures are then encoded only once.
         for number in progress(range(count), data.name):
             work = work_of(data, number, pools)
-            for record in self.ranked(data, work, self.missing(work, cells, records)):
+            for record in self.ranked(data, work, self.missing(work, cells, records), scores):
                 records.add(record)
 
     def missing(self, work: QueryWork, cells: Sequence[Cell], records: Records) -> list[Cell]:
@@ -114,7 +118,9 @@ class Runner:
         """Rank one query under these cells. Yields the records."""
         return self.ranked(data, work_of(data, number, pools), cells)
 
-    def ranked(self, data: Dataset, work: QueryWork, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+    def ranked(
+        self, data: Dataset, work: QueryWork, cells: Sequence[Cell], scores: Scores | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Rank a prepared query under these cells. Yields the records."""
         task = work.task
         for cell in cells:
@@ -122,7 +128,13 @@ class Runner:
             random.Random(f"{cell.seed} {task.id}").shuffle(order)
             reranker = self.reranker(cell)
             try:
-                ranking = reranker.rank(work.query, [work.documents[name] for name in order])
+                first = None if scores is None else [scores[task.id][name] for name in order]
+                ranking = reranker.rank(
+                    work.query,
+                    [work.documents[name] for name in order],
+                    scores=first,
+                    weight=cell.data.get("weight"),
+                )
             except RadicalError as error:
                 raise type(error)(f"{data.name}, query {task.id}, {cell.name}: {error}") from error
             yield self._record(data, work, cell, order, ranking)
@@ -207,7 +219,8 @@ class Runner:
     def known_profile(self) -> Profile:
         """The model's trust profile. It is looked up, or measured, on first use."""
         if self.profile is None:
-            self.profile = profile_of(self.plain)
+            # Calibrations of scores change no ranking: a record must not depend on them.
+            self.profile = replace(profile_of(self.plain), scores=())
         return self.profile
 
 

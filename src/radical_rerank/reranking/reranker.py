@@ -556,10 +556,7 @@ class Reranker:
 
     def _with_prior(self, scored: _Scored, prior: Sequence[float], weight: float | None) -> _Scored:
         """Add a first stage's standardised scores."""
-        if weight is None:
-            calibration = self.calibration
-            fitted = None if calibration is None else calibration.weight
-            weight = DEFAULT_WEIGHT if fitted is None else fitted
+        weight = self.weight if weight is None else weight
         scores = mixed(scored.answer.scores, prior, weight, pointwise=self.scorer == "pointwise")
         return replace(scored, answer=replace(scored.answer, scores=scores))
 
@@ -760,6 +757,13 @@ class Reranker:
                 profile = Profile.find(self.backbone.identity)
             self._calibrations = () if profile is None else profile.scores
         return calibration_for(self._calibrations, self.score_settings) if self._calibrations else None
+
+    @property
+    def weight(self) -> float:
+        """The weight of a first stage's scores by default: the fitted one, or 0.2."""
+        calibration = self.calibration
+        fitted = None if calibration is None else calibration.weight
+        return DEFAULT_WEIGHT if fitted is None else fitted
 
     @property
     def profile(self) -> Profile | None:

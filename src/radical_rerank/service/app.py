@@ -229,7 +229,11 @@ def _response(parsed: ParsedRequest, ranking: Ranking, model: str) -> RerankResp
         pruning = [report.to_dict(survivors=parsed.return_survivors) for report in ranking.reports]
         for report in pruning:
             report["indices"] = [parsed.places[number][0] for number in report["indices"]]
-    meta: dict[str, Any] = {"api_version": {"version": "2"}}
+    meta: dict[str, Any] = {
+        "api_version": {"version": "2"},
+        "confidence": ranking.confidence,
+        "calibrated": ranking.calibrated,
+    }
     if ranking.cut:
         meta["cut"] = [_cut(one, *parsed.places[one.index]) for one in ranking.cut]
     return RerankResponse(

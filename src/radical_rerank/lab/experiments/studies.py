@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from radical_rerank.lab.paper import CANDIDATES, published
 from radical_rerank.lab.plots import PALETTE, bars, figure, save
 from radical_rerank.lab.questions import ask
 from radical_rerank.lab.records import Cell, Records
-from radical_rerank.lab.runner import Pools, QueryWork, work_of
+from radical_rerank.lab.runner import Pools, QueryWork, Scores, work_of
 from radical_rerank.lab.tables import (
     TableRow,
     seeds_of,
@@ -91,12 +91,18 @@ def retrievers(setup: Setup) -> list[TableRow]:
     """Rerank the pools of three first stages, and measure how much the pools overlap."""
     data = setup.testbed.gallery()
     count = min(setup.limit, len(data.tasks))
-    pools = _three_pools(setup, data)
+    found = _three_pools(setup, data)
+    pools = {kind: {task: list(own) for task, own in scores.items()} for kind, scores in found.items()}
     cells = seeded(compared(["radical", "pyramiddrop", "sparsevlm"], setup.keeps[:1]), setup.seeds)
+    title = f"{TITLES['radical']} {setup.keeps[0]:.0%} with the first stage's scores"
+    mixed = Cell(title, "radical", setup.keeps[0])
+    mixed = replace(mixed, data={"weight": setup.runner.reranker(mixed).weight})
     chosen = []
     for kind, pool in pools.items():
         records = setup.folder.records(kind.replace(" ", "-"))
-        setup.runner.run(data, cells, records, pools=pool, limit=count, progress=setup.progress)
+        options: Any = {"pools": pool, "limit": count, "progress": setup.progress}
+        setup.runner.run(data, cells, records, **options)
+        setup.runner.run(data, seeded([mixed], setup.seeds), records, scores=found[kind], **options)
         chosen += [{**r, "data": {"pool": kind}} for r in records.claimed()]
     rows = summarize(chosen)
     overlaps = _overlaps(pools, [task.id for task in data.tasks[:count]])
@@ -105,8 +111,8 @@ def retrievers(setup: Setup) -> list[TableRow]:
     return rows
 
 
-def _three_pools(setup: Setup, data: Dataset) -> dict[str, Pools]:
-    """Return the pools of three variants of the testbed's embedder."""
+def _three_pools(setup: Setup, data: Dataset) -> dict[str, Scores]:
+    """Return what three variants of the testbed's embedder find, best first, with their scores."""
     first = setup.testbed.embedder(setup.runner.backbone)
     gallery = first.embed_images([data.picture(name) for name in setup.progress(data.gallery, "embedding")])
     kinds = {
@@ -116,7 +122,7 @@ def _three_pools(setup: Setup, data: Dataset) -> dict[str, Pools]:
     }
     return {
         kind: {
-            task: [name for name, _ in nearest]
+            task: dict(nearest)
             for task, nearest in retrieve(data, embedder, CANDIDATES, gallery=gallery).items()
         }
         for kind, embedder in kinds.items()
