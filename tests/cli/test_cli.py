@@ -9,8 +9,6 @@ import radical_rerank
 from radical_rerank import generated_list
 from radical_rerank.backbones import Backbone
 from radical_rerank.cli import main
-from radical_rerank.cli.scores import read_judged
-from radical_rerank.errors import InputError
 from radical_rerank.pruning import METHODS, Profile
 from tests.cases import draw_list, keep_profile
 
@@ -283,17 +281,3 @@ def test_rank_shows_probabilities_and_says_that_nothing_fits(
     data = json.loads(out)
     assert data["results"] == []
     assert 0 < data["confidence"] < 1
-
-
-def test_judged_lists_of_the_user_are_read_and_a_bad_line_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "judged.jsonl"
-    good = {"query": "q", "images": ["a.jpg", "b.jpg"], "relevant": [1], "scores": [0.5, 0.25]}
-    path.write_text(json.dumps(good) + "\n\n" + json.dumps({**good, "scores": None}) + "\n")
-    first, second = read_judged(path)
-    assert first.documents == [str(tmp_path / "a.jpg"), str(tmp_path / "b.jpg")]
-    assert (first.relevant, first.scores) == ([False, True], [0.5, 0.25])
-    assert second.scores is None
-    for bad in ("no json", json.dumps({"query": "q"}), json.dumps({**good, "scores": [1.0]})):
-        path.write_text(json.dumps(good) + "\n" + bad)
-        with pytest.raises(InputError, match="line 2: not a judged list"):
-            list(read_judged(path))

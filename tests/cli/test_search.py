@@ -19,6 +19,7 @@ from radical_rerank.cli import main, search
 from radical_rerank.embedded.scenes.drawing import render
 from radical_rerank.embedded.scenes.embedder import SceneEmbedder
 from radical_rerank.embedded.scenes.gallery import make_gallery
+from tests.pdfs import Leaf, write_pdf
 
 GALLERY = make_gallery("test", 5, size=30, queries=1)
 QUERY = GALLERY.descriptions[0].text()
@@ -111,6 +112,16 @@ def test_the_page_has_the_results_in_order(
     assert places == sorted(places)
     assert text.count("<img") == 5
     assert text.count("data:image/webp;base64,") == 5
+    (folder / "report.pdf").write_bytes(write_pdf([Leaf(["one"]), Leaf(["two"])]))
+    every = ["--model", "scenes", "--candidates", "40", "--top-k", "40", "--page", str(page)]
+    code, out, _ = run(capsys, "red", str(folder), *every, "--json")
+    pages = [result["page"] for result in json.loads(out)["results"] if result["path"].endswith(".pdf")]
+    assert sorted(pages) == [1, 2]
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<img") == 33
+    assert f"<p>{folder}/report.pdf, page 2</p>" in text
+    _, out, _ = run(capsys, "red", str(folder), *every)
+    assert f"{folder}/report.pdf, page 2" in out
     code, _, err = run(capsys, "red", str(folder), "--model", "scenes", "--open")
     assert code == 0
     (address,) = shown

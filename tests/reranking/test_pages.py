@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ from PIL import Image
 
 from radical_rerank.errors import InputError, MissingExtraError
 from radical_rerank.reranking import pages
-from radical_rerank.reranking.pages import Page, close_all, is_pdf, pages_of
+from radical_rerank.reranking.encoding import is_pdf
+from radical_rerank.reranking.pages import Page, close_all, pages_of
 from tests.pdfs import Leaf, write_pdf
 
 pytest.importorskip("pypdfium2", reason="an extra")
@@ -44,7 +46,7 @@ def test_what_is_a_pdf() -> None:
         memoryview(b"%PDF-"),
     ):
         assert is_pdf(document), document
-    for document in (
+    others: tuple[Any, ...] = (
         "a.png",
         "pdf",
         "data:x.pdf",
@@ -55,7 +57,8 @@ def test_what_is_a_pdf() -> None:
         3,
         None,
         Image.new("L", (1, 1)),
-    ):
+    )
+    for document in others:
         assert not is_pdf(document), document
 
 
@@ -72,6 +75,8 @@ def test_text_is_tidy() -> None:
     lines = ["  Grüße (1)  an \\ alle ", "", "zweite\tZeile", "und eine dritte"]
     (page,) = pages_of(write_pdf([Leaf(lines)]), name="x")
     assert page.text() == "Grüße (1) an \\ alle zweite Zeile und eine dritte"
+    (page,) = pages_of(write_pdf([Leaf(["A hyphen-", "ated word, a well-known", "one."])]), name="x")
+    assert page.text() == "A hyphenated word, a well-known one."
     (empty,) = pages_of(write_pdf([Leaf(draw=RED.format("0 0 9 9"))]), name="x")
     assert empty.text() == ""
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pypdfium2
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from radical_rerank.errors import InputError
 from radical_rerank.retrieval import FolderIndex, Found, folder
 from radical_rerank.retrieval.folder import SUFFIXES
+from tests.pdfs import Leaf, write_pdf
 
 COLOURS = {"red": (200, 3, 9), "green": (1, 180, 9), "blue": (5, 3, 220), "grey": (90, 90, 90)}
 
@@ -52,6 +54,12 @@ class Colours:
         return sum(self.calls)
 
 
+def page(colour: str) -> Leaf:
+    """A page of one colour."""
+    red, green, blue = (part / 255 for part in COLOURS[colour])
+    return Leaf(draw=f"{red} {green} {blue} rg -9 -9 999 999 re f", box=(0, 0, 50, 70))
+
+
 class Clock:
     """Gives every written file a time of change of its own, long ago."""
 
@@ -61,6 +69,9 @@ class Clock:
         path.parent.mkdir(parents=True, exist_ok=True)
         if colour is None:
             path.write_bytes(b"no picture")
+        elif path.suffix == ".pdf":
+            flat = Leaf(box=(0, 0, 9, 9), crop=(50, 50, 60, 60))
+            path.write_bytes(write_pdf([page(colour), flat, page("grey")]))
         else:
             Image.new("RGB", size, COLOURS[colour]).save(path, "BMP")  # all of one size in bytes
         self.now += 1
@@ -68,58 +79,64 @@ class Clock:
         return path
 
 
-def slow_search(root: Path, query: str, k: int) -> list[tuple[str, float]]:
+def slow_search(root: Path, query: str, k: int) -> list[tuple[str, int | None, float]]:
     """Embed every picture alone, and sort."""
     found = []
     for path in root.rglob("*"):
         inner = path.relative_to(root)
         hidden = any(part.startswith(".") for part in inner.parts)
-        if hidden or not path.is_file() or path.suffix.lower() not in SUFFIXES:
+        if hidden or not path.is_file() or path.suffix.lower() not in (*SUFFIXES, ".pdf"):
             continue
-        try:
-            with Image.open(path) as image:
-                vector = Colours().embed_images([image.convert("RGB")])[0]
-        except OSError:
-            continue
-        score = float(vector @ Colours().embed_queries([query])[0])
-        found.append((inner.as_posix(), score))
-    return sorted(found, key=lambda pair: (-pair[1], pair[0]))[:k]
+        for number, image in slow_pictures(path):
+            score = float(Colours().embed_images([image])[0] @ Colours().embed_queries([query])[0])
+            found.append((inner.as_posix(), number, score))
+    return sorted(found, key=lambda each: (-each[2], each[0], each[1] or 0))[:k]
 
 
-def listed(root: Path, found: Sequence[Found]) -> list[tuple[str, float]]:
-    return [(each.path.relative_to(root).as_posix(), each.score) for each in found]
+def slow_pictures(path: Path) -> Iterator[tuple[int | None, Image.Image]]:
+    """Yield the pictures of a file that can be read, with the numbers of pages."""
+    if path.suffix != ".pdf":
+        with suppress(OSError):
+            yield None, Image.open(path).convert("RGB")
+        return
+    with suppress(pypdfium2.PdfiumError), pypdfium2.PdfDocument(path) as pdf:
+        for number, each in enumerate(pdf, start=1):
+            if each.get_width():
+                yield number, each.render(scale=1).to_pil()
 
 
-NAMES = [
-    "a.png",
-    "b.JPG",
-    "sub/a.png",
-    "sub/deep/c.webp",
-    "sub.png",
-    ".hidden.png",
-    ".dot/a.png",
-    "notes.txt",
-]
+def listed(root: Path, found: Sequence[Found]) -> list[tuple[str, int | None, float]]:
+    return [(each.path.relative_to(root).as_posix(), each.page, each.score) for each in found]
+
+
+NAMES = ["a.png", "b.JPG", "sub/c.webp", "d.pdf", ".hidden.png", ".dot/a.png", "notes.txt"]
 OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("write"), st.sampled_from(NAMES), st.sampled_from([*COLOURS, None])),
-        st.tuples(st.just("rename"), st.sampled_from(NAMES), st.sampled_from(NAMES)),
-        st.tuples(st.just("remove"), st.sampled_from(NAMES), st.none()),
-        st.tuples(st.just("update"), st.integers(0, 3), st.none()),
-        st.tuples(st.just("new process"), st.none(), st.none()),
+    st.tuples(
+        st.one_of(
+            st.tuples(st.just("write"), st.sampled_from(NAMES), st.sampled_from([*COLOURS, None])),
+            st.tuples(st.just("rename"), st.sampled_from(NAMES), st.sampled_from(NAMES)),
+            st.tuples(st.just("remove"), st.sampled_from(NAMES), st.none()),
+            st.tuples(st.just("new process"), st.none(), st.none()),
+        ),
+        st.sampled_from([None, 0, 1, 99, 99]),  # after how many pictures the update is stopped
     ),
+    min_size=3,
     max_size=25,
 )
 
 
+@pytest.mark.slow
+@settings(max_examples=200)
 @given(operations=OPERATIONS, query=st.sampled_from(sorted(COLOURS)))
 def test_after_any_changes_it_finds_what_the_slow_version_finds(
-    operations: list[tuple[str, Any, Any]], query: str, tmp_path_factory: pytest.TempPathFactory
+    operations: list[tuple[tuple[str, Any, Any], int | None]],
+    query: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     root, cache = tmp_path_factory.mktemp("gallery"), tmp_path_factory.mktemp("cache")
     clock, embedder = Clock(), Colours()
     index = FolderIndex(root, embedder, cache=cache)
-    for what, first, second in operations:
+    for (what, first, second), stop in operations:
         if what == "write":
             clock.write(root / first, second)
         elif what == "rename" and (root / first).exists():
@@ -127,13 +144,13 @@ def test_after_any_changes_it_finds_what_the_slow_version_finds(
             os.replace(root / first, root / second)
         elif what == "remove":
             (root / first).unlink(missing_ok=True)
-        elif what == "update":  # which may be interrupted
-            embedder.stop, embedder.calls = first, []
-            with suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as small:
-                small.setattr(folder, "BATCH", 2)
-                index.update()
         elif what == "new process":
             index = FolderIndex(root, embedder, cache=cache)
+        if stop is not None:
+            embedder.stop, embedder.calls = stop, []
+            with suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as small:
+                small.setattr(folder, "BATCH", 1)
+                index.update()
     embedder.stop = None
     index.update()
     expected = slow_search(root, query, 4)
@@ -386,3 +403,70 @@ def test_progress_counts_pictures(root: Path) -> None:
     index.update(watched)
     index.update(watched)
     assert shown == [("embedding", 40, 40)]
+
+
+def test_every_page_of_a_pdf_is_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, clock = tmp_path / "gallery", Clock()
+    clock.write(root / "a.png", "red")
+    clock.write(root / "b.pdf", "red")  # its second page has no size
+    broken = clock.write(root / "c.pdf", None)
+    monkeypatch.setattr(folder, "BATCH", 1)
+    with pytest.raises(KeyboardInterrupt):
+        FolderIndex(root, Colours(stop=2)).update()
+    index = FolderIndex(root, Colours())
+    update = index.update()  # goes on in the middle of the PDF
+    assert (update.new, update.embedded) == (0, 1)
+    assert listed(root, index.search("red", 9)) == slow_search(root, "red", 9)
+    assert {(each.path.name, each.page) for each in index.search("grey", 9)} == {
+        ("b.pdf", 3), ("a.png", None), ("b.pdf", 1),
+    }  # fmt: skip
+    assert index.unreadable == {
+        "b.pdf, page 2": f"page 2 of the PDF ({root}/b.pdf) has no size",
+        "c.pdf": f"the PDF ({broken}) is not a PDF that can be read",
+    }
+    third = next(each for each in index.search("grey", 9) if each.page == 3)
+    drawn = third.document()
+    assert isinstance(drawn, Image.Image)
+    assert drawn.getpixel((5, 5)) == COLOURS["grey"]
+    clock.write(root / "b.pdf", "blue")
+    assert index.update().embedded == 2
+    assert listed(root, index.search("blue", 9)) == slow_search(root, "blue", 9)
+    (root / "b.pdf").unlink()
+    assert index.update().removed == 1
+    assert len(index) == 1
+    with pytest.raises(InputError, match="does not exist"):
+        third.document()
+
+
+def test_without_the_extra_pdf_files_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock().write(tmp_path / "gallery" / "a.png", "red")
+    Clock().write(tmp_path / "gallery" / "b.pdf", "red")
+    index = FolderIndex(tmp_path / "gallery", Colours())
+    with monkeypatch.context() as missing:
+        missing.setattr(folder, "find_spec", lambda name: None)
+        update = index.update()
+    assert (update.new, update.embedded) == (1, 1)
+    (message,) = update.unreadable
+    assert "pip install 'radical-rerank[pdf]'" in message
+    assert index.update().embedded == 2
+
+
+def test_an_interrupt_while_pages_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.pdf", "b.pdf", "c.pdf"):
+        Clock().write(tmp_path / "gallery" / name, None if name == "a.pdf" else "red")
+    index = FolderIndex(tmp_path / "gallery", Colours())
+    count = folder.pages_of
+
+    def stop(path: Path, **options: Any) -> Any:
+        if path.name == "c.pdf":
+            raise KeyboardInterrupt
+        return count(path, **options)
+
+    monkeypatch.setattr(folder, "pages_of", stop)
+    with pytest.raises(KeyboardInterrupt):
+        index.update()
+    monkeypatch.setattr(folder, "pages_of", count)
+    Clock().write(tmp_path / "gallery" / "a.pdf", "red")
+    index.update()
+    assert list(index.unreadable) == ["a.pdf, page 2", "b.pdf, page 2", "c.pdf, page 2"]
+    assert len(index) == 6

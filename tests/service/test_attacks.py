@@ -204,7 +204,7 @@ def test_what_takes_too_much_memory_is_refused_and_the_reader_replaced() -> None
         reader.stop()
 
 
-LIMITS = Limits(("dense",), 10, 32_000_000, 45_000_000)
+LIMITS = Limits(("dense",), 10, 10, 1000, 1000, 32_000_000, 45_000_000)
 
 
 def test_readers_are_small_and_end_with_the_service() -> None:

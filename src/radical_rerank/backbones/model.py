@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from PIL import Image
@@ -227,6 +227,13 @@ def _checksum(tensor: Tensor) -> int:
 # A loaded model.
 
 
+class HasSize(Protocol):
+    """An image, or anything else that has a (width, height)."""
+
+    @property
+    def size(self) -> tuple[int, int]: ...
+
+
 @dataclass
 class Backbone:
     """A vision-language model with its tokenizer and image processor. `from_pretrained` loads one.
@@ -382,7 +389,7 @@ class Backbone:
         """Prepare an RGB image for the encoder, scaled down to at most `max_tokens` visual tokens."""
         return self.family.preprocess(self.image_processor, image, max_tokens)
 
-    def count_tokens(self, image: Image.Image, max_tokens: int) -> int:
+    def count_tokens(self, image: HasSize, max_tokens: int) -> int:
         """Return how many visual tokens `preprocess` would give the image."""
         return self.family.count_tokens(self.image_processor, image.size, max_tokens)
 

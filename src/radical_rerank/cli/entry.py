@@ -96,7 +96,13 @@ def spread(arguments: list[str]) -> list[str]:
 @app.command()
 def rank(
     query: Annotated[str, typer.Argument(help="What to look for, in words.")],
-    images: Annotated[list[str], typer.Argument(help="Image files, the candidates.", metavar="IMAGE...")],
+    documents: Annotated[
+        list[str],
+        typer.Argument(
+            help="The candidates: image files, PDF files (each page is one), or texts of several words.",
+            metavar="DOCUMENT...",
+        ),
+    ],
     model: Annotated[
         str,
         typer.Option(help="A model id or a folder; by default the small model of photographs that ships."),
@@ -105,6 +111,20 @@ def rank(
     keep: Annotated[float, typer.Option(help="The fraction of visual tokens to keep.")] = 0.2,
     top_k: Annotated[int | None, typer.Option(help="Show only the best K.")] = None,
     reference: Annotated[str | None, typer.Option(help="An image that the query changes.")] = None,
+    query_image: Annotated[
+        list[str] | None, typer.Option(help="A picture that is a part of the query; may be repeated.")
+    ] = None,
+    instruction: Annotated[
+        str | None, typer.Option(help="What to look for, for models that take an instruction.")
+    ] = None,
+    text: Annotated[
+        bool | None,
+        typer.Option(
+            "--text/--no-text",
+            help="Whether the text of a PDF's page goes along with its picture.",
+            show_default="if the model reads texts",
+        ),
+    ] = None,
     scorer: Scorer = None,
     preset: ModelPreset = None,
     template: Annotated[str | None, typer.Option(help="A prompt template, a JSON file.")] = None,
@@ -128,10 +148,11 @@ def rank(
     model_kwargs: ModelKwargs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank images by how well they match a query."""
-    from radical_rerank.reranking import Reranker
+    """Rank pictures, pages and texts by how well they match a query."""
+    from radical_rerank.reranking import Query, Reranker
 
-    missing = [image for image in [*images, *([reference] if reference else [])] if not Path(image).exists()]
+    files = [*documents, *(query_image or ()), *([reference] if reference else [])]
+    missing = [file for file in files if len(file.split()) < 2 and not Path(file).exists()]
     if missing and on_error == "raise":  # before a large model is loaded for nothing
         raise InputError(f"{missing[0]} does not exist")
     reranker = Reranker(
@@ -142,29 +163,34 @@ def rank(
         preset=preset or "auto",
         template=template,
         max_image_tokens=max_image_tokens,
+        page_text=text,
         device=device,
         dtype=dtype,
         model_kwargs=model_kwargs,
     )
     ranking = reranker.rank(
-        query,
-        images,
+        Query(query, reference, query_image or (), instruction),
+        documents,
         top_k=top_k,
-        reference=reference,
         on_error=on_error,  # type: ignore[arg-type]
         min_probability=min_probability,
         permutations=permutations,
     )
     for skipped in ranking.skipped:
         log.info("skipped: %s", skipped.reason)
+    if text is None and not reranker.page_text and any(result.page for result in ranking):
+        log.info("%s reads no texts: pages are ranked by their pictures alone", model)
+    for cut in ranking.cut:
+        log.info("cut: the text of %s from %d to %d tokens", cut.name, cut.tokens, cut.kept)
     if as_json:
         print_json(ranking.to_dict())
         return
     table = Table("rank", "score", "probability", title=escape(ranking.query), title_justify="left")
-    table.add_column("image", overflow="fold")
+    table.add_column("document", overflow="fold")
     for place, result in enumerate(ranking, start=1):
-        probability = f"{result.probability:.3f}"
-        table.add_row(str(place), f"{result.score:.3f}", probability, escape(str(result.document)))
+        page = "" if result.page is None else f", page {result.page}"
+        shown = escape(str(result.document) + page)
+        table.add_row(str(place), f"{result.score:.3f}", f"{result.probability:.3f}", shown)
     console = Console()
     console.print(table)
     if min_probability is not None and not ranking.results:
@@ -196,8 +222,8 @@ def calibrate(
     scores: Annotated[
         str | None,
         typer.Option(
-            help="Fit the probabilities of results instead: on scenes, photos, the -gallery of either, or "
-            'JSON lines of {"query": …, "images": [paths], "relevant": [places]}.'
+            help="Fit the probabilities of results instead, on scenes, photos, scenes-gallery, "
+            "photos-gallery, or a file of your own lists, FILE.jsonl."
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=4, help="With --scores, how many lists.")] = 400,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,9 +12,6 @@ from rich.markup import escape
 from radical_rerank import progress as bars
 from radical_rerank.cli.common import log, print_json, print_table
 from radical_rerank.errors import InputError
-
-if TYPE_CHECKING:
-    from radical_rerank.reranking.fitting import JudgedList
 
 KEEPS = (1.0, 0.2, 0.1)
 """the budgets that calibrations are fitted at"""
@@ -39,7 +33,9 @@ def calibrate_scores(
     """Fit calibrations at several budgets, keep them in the model's profile, and show how good they are."""
     from radical_rerank.backbones import Backbone
     from radical_rerank.cli.lab import _testbed
+    from radical_rerank.lab.catalog import LISTS
     from radical_rerank.lab.judged import draw_reliability, judged_lists
+    from radical_rerank.lab.own_lists import own_lists
     from radical_rerank.pruning import Profile
     from radical_rerank.reranking import Reranker
     from radical_rerank.reranking.calibration import profile_of
@@ -48,18 +44,13 @@ def calibrate_scores(
 
     if any(not 0 < keep <= 1 for keep in keeps):
         raise InputError("every --keep must lie between 0 and 1")
+    testbed = _testbed(dataset, data)
+    source = own_lists(dataset) if dataset.endswith(LISTS) else testbed.for_fitting(dataset, limit)
     backbone = Backbone.from_pretrained(model, **loading)
-    lists: Sequence[JudgedList]
-    if Path(dataset).is_file():
-        lists = list(islice(read_judged(Path(dataset)), limit))
-    else:
-        testbed = _testbed(dataset, data)
-        first = backbone if backbone.name == testbed.name else None
-        lists = judged_lists(
-            testbed.for_fitting(dataset, limit),
-            limit,
-            lambda: testbed.embedder(first or Backbone.from_pretrained(testbed.name)),
-        )
+    first_stage = backbone if backbone.name == testbed.name else None
+    lists = judged_lists(
+        source, limit, lambda: testbed.embedder(first_stage or Backbone.from_pretrained(testbed.name))
+    )
     profile = profile_of(backbone)
     cache = VisionCache(VISION_CACHE_BYTES)
     fitted, measured = [], {}
@@ -74,14 +65,14 @@ def calibrate_scores(
     path = profile.save(out or Profile.cache_path(backbone.identity))
     log.info("saved to %s", path)
     if plot:
-        draw_reliability(plot, measured, f"{backbone.name} on {dataset}")
+        draw_reliability(plot, measured, f"{backbone.name} on {source.name}")
         log.info("drawn to %s", plot)
     if as_json:
         rows = [
             {**one.to_dict(), "measured": asdict(own)}
             for one, own in zip(fitted, measured.values(), strict=True)
         ]
-        print_json({"model": backbone.name, "dataset": dataset, "calibrations": rows})
+        print_json({"model": backbone.name, "dataset": source.name, "calibrations": rows})
         return
     lines = []
     for one, (keep, own) in zip(fitted, measured.items(), strict=True):
@@ -96,30 +87,11 @@ def calibrate_scores(
                 "–" if one.weight is None else f"{one.weight:.2f}",
             ]
         )
-    print_table(HEADS, lines, f"{escape(backbone.name)} on {len(lists)} lists of {dataset}")
+    print_table(HEADS, lines, f"{escape(backbone.name)} on {len(lists)} lists of {source.name}")
     Console().print(
         "Raw → fitted; fitted on one half of the lists, measured on the other. Every list is ranked twice, "
         "with its match and with another list's picture in its place."
     )
-
-
-def read_judged(path: Path) -> Iterator[JudgedList]:
-    """Read lists of the user's own, a JSON object per line: query, images, relevant, and scores if known."""
-    from radical_rerank.reranking.fitting import JudgedList
-
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            images = [str(path.parent / image) for image in record["images"]]
-            relevant = [bool(record["relevant"].count(place)) for place in range(len(images))]
-            scores = None if record.get("scores") is None else [float(value) for value in record["scores"]]
-            if scores is not None and len(scores) != len(images):
-                raise ValueError("as many scores as images are needed")
-            yield JudgedList(str(record["query"]), images, relevant, scores)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{path}, line {number}: not a judged list: {error!r}") from None
 
 
 def _weight(fitted: float | None, reranker: Any) -> float | None:

@@ -21,11 +21,12 @@ from rich.table import Table
 from radical_rerank import progress as bars
 from radical_rerank.cli.common import AsJson, Device, Dtype, ModelKwargs, log, print_json
 from radical_rerank.embedded import DEFAULT_MODEL
+from radical_rerank.errors import InputError
 from radical_rerank.files import replacing
 
 if TYPE_CHECKING:
     from radical_rerank.backbones import Backbone
-    from radical_rerank.reranking import Ranking
+    from radical_rerank.reranking import Document, Ranking
     from radical_rerank.retrieval import Embedder, FolderIndex, Found, Update
 
 app = typer.Typer()
@@ -39,7 +40,7 @@ THUMBNAIL = 512
 @app.command()
 def search(
     query: Annotated[str, typer.Argument(help="What to look for, in words.")],
-    folder: Annotated[str, typer.Argument(help="The folder of the pictures; its subfolders too.")],
+    folder: Annotated[str, typer.Argument(help="A folder with pictures and PDF files; its subfolders too.")],
     model: Annotated[
         str,
         typer.Option(help="A model id or a folder; by default the small model of photographs that ships."),
@@ -65,8 +66,8 @@ def search(
 ) -> None:
     """Search a folder of pictures: find candidates by their embeddings, then rerank them.
 
-    The embeddings are kept in your cache. A later search reads new and changed pictures and the candidates,
-    and no others.
+    Every page of a PDF file is a picture, too. The embeddings are kept in your cache: a later search reads
+    new and changed files and the candidates, and no others.
     """
     from radical_rerank.reranking import Reranker
     from radical_rerank.retrieval import FolderIndex
@@ -83,7 +84,7 @@ def search(
     with _timed(seconds, "retrieve"):
         found = index.search(query, max(candidates, top_k))
     with _timed(seconds, "rerank"):
-        documents = [each.document() for each in found]
+        found, documents = _documents(found)
         ranking = reranker.rank(query, documents, top_k=top_k, on_error="skip")
     for skipped in ranking.skipped:
         log.warning("skipped: %s", skipped.reason)
@@ -138,12 +139,25 @@ def _updated(index: FolderIndex, rebuild: bool) -> Update:
     return update
 
 
+def _documents(found: Sequence[Found]) -> tuple[list[Found], list[Document]]:
+    """Return what can be ranked: a PDF may have gone or changed since it was indexed."""
+    usable, documents = [], []
+    for each in found:
+        try:
+            documents.append(each.document())
+            usable.append(each)
+        except InputError as error:
+            log.warning("skipped: %s", _printable(str(error)))
+    return usable, documents
+
+
 def _results(ranking: Ranking, found: Sequence[Found]) -> list[dict[str, Any]]:
     """Return the results for JSON, best first."""
     return [
         {
             "rank": place,
             "path": _printable(str(found[result.index].path)),
+            "page": found[result.index].page,
             "score": result.score,
             "first_stage": {"rank": result.index + 1, "score": found[result.index].score},
         }
@@ -174,8 +188,13 @@ def _print_results(ranking: Ranking, results: Sequence[dict[str, Any]]) -> None:
     table = Table("rank", "score", title=escape(ranking.query), title_justify="left")
     table.add_column("image", overflow="fold")
     for result in results:
-        table.add_row(str(result["rank"]), f"{result['score']:.3f}", escape(result["path"]))
+        table.add_row(str(result["rank"]), f"{result['score']:.3f}", escape(_name(result)))
     Console().print(table)
+
+
+def _name(result: dict[str, Any]) -> str:
+    page = result["page"]
+    return f"{result['path']}, page {page}" if page else str(result["path"])
 
 
 def _printable(text: str) -> str:
@@ -201,9 +220,9 @@ def write_page(
 
     path, figures = Path(path), []
     for result, document in zip(results, pictures, strict=True):
-        picture = load_image(document, name=result["path"]).copy()
+        picture = load_image(document, name=_name(result)).copy()
         picture.thumbnail((THUMBNAIL, THUMBNAIL))
-        name = html.escape(result["path"])
+        name = html.escape(_name(result))
         figures.append(
             f'<figure><img src="{data_uri(picture, "WEBP", quality=90)}" alt="{name}">'
             f"<figcaption><span>{result['rank']}</span><span>{result['score']:.3f}</span></figcaption>"

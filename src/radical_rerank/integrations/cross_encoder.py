@@ -1,22 +1,28 @@
-"""An image reranker with the interface of a sentence-transformers CrossEncoder: `rank` and `predict`."""
+"""A reranker with the interface of a sentence-transformers CrossEncoder: `rank` and `predict`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from radical_rerank.backbones import DEFAULT_MODEL
-from radical_rerank.reranking import Reranker
+from radical_rerank.integrations.documents import as_list, shown, shown_string
+from radical_rerank.reranking import Query, Reranker
+from radical_rerank.reranking.encoding import Parts
 
 
 class ImageCrossEncoder:
-    """A drop-in for a CrossEncoder that ranks images.
+    """A drop-in for a CrossEncoder that ranks pictures, texts, and documents with both.
+
+    A document is a picture in any form that `Reranker.rank` takes, a text, or a dict with `text` and `image`;
+    `image` may be a list. So is a query, except that a plain string is always a text.
 
     Args:
         model: a model id or a folder
         reranker: use this reranker instead of loading a model
+        text: whether texts are shown to the model; by default if it reads texts, see `integrations.documents`
         options: passed on to `Reranker`
 
     Example:
@@ -30,50 +36,55 @@ class ImageCrossEncoder:
     """
 
     def __init__(
-        self, model: str = DEFAULT_MODEL, *, reranker: Reranker | None = None, **options: Any
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        reranker: Reranker | None = None,
+        text: bool | None = None,
+        **options: Any,
     ) -> None:
-        self.reranker = reranker or Reranker(model, **options)
+        self.reranker, self.text = reranker or Reranker(model, **options), text
 
     def rank(
         self,
-        query: str,
+        query: Any,
         documents: Sequence[Any],
         top_k: int | None = None,
         return_documents: bool = False,
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
     ) -> list[dict[str, Any]]:
-        """Rank images for a query.
+        """Rank documents for a query.
 
         Args:
             query: what to look for
-            documents: images in any form that `Reranker.rank` takes, or {"image": …}
+            documents: pictures, texts, or dicts with `text` and `image`
             top_k: return only the best K
-            return_documents: add the image to each hit
+            return_documents: add the document to each hit
             batch_size, show_progress_bar: ignored
 
         Returns:
-            {"corpus_id", "score"} for each image, best first; with "image" if requested.
+            {"corpus_id", "score"} for each document, best first; with its "image" and "text" if requested.
         """
-        ranking = self.reranker.rank(query, [_image_of(document) for document in documents], top_k=top_k)
-        return [
-            {
-                "corpus_id": result.index,
-                "score": result.probability,
-                **({"image": result.document} if return_documents else {}),
-            }
-            for result in ranking
-        ]
+        asked = [self._shown(document, f"document {i}") for i, document in enumerate(documents)]
+        hits = []
+        for result in self.reranker.rank(_query(query), asked, top_k=top_k):
+            hits.append({"corpus_id": result.index, "score": result.probability})
+            if return_documents:
+                given = documents[result.index]
+                kind = "text" if "text" in asked[result.index] else "image"
+                hits[-1] |= given if isinstance(given, Mapping) else {kind: given}
+        return hits
 
     def predict(
         self,
-        inputs: Sequence[tuple[str, Any]] | tuple[str, Any],
+        inputs: Sequence[Any],
         batch_size: int = 32,
         show_progress_bar: bool | None = None,
     ) -> Any:
-        """Score (query, image) pairs. Pairs with the same query are scored as one list.
+        """Score (query, document) pairs. Pairs with the same query are scored as one list.
 
-        A score compares an image with the others of its query. Scores of different queries are not
+        A score compares a document with the others of its query. Scores of different queries are not
         comparable.
 
         Args:
@@ -84,19 +95,46 @@ class ImageCrossEncoder:
         Returns:
             An array of scores, in the order of the pairs; one number for a single pair.
         """
-        if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[0], str):
+        if len(inputs) and not isinstance(inputs[0], (list, tuple)):
             return self.predict([inputs])[0]
-        places: dict[str, list[int]] = {}
-        for number, (query, _) in enumerate(inputs):
-            places.setdefault(query, []).append(number)
+        asked: dict[Any, tuple[Query, list[int]]] = {}
+        for number, (given, _) in enumerate(inputs):
+            query = _query(given)
+            asked.setdefault(_identity(query), (query, []))[1].append(number)
+        lists = [
+            (query, [self._shown(inputs[i][1], f"the document of pair {i}") for i in own])
+            for query, own in asked.values()
+        ]
         scores = np.zeros(len(inputs), dtype=np.float32)
-        lists = [(query, [_image_of(inputs[i][1]) for i in own]) for query, own in places.items()]
         rankings = self.reranker.rank_many(lists, progress=bool(show_progress_bar))
-        for own, ranking in zip(places.values(), rankings, strict=True):
+        for (_, own), ranking in zip(asked.values(), rankings, strict=True):
             for result in ranking:
                 scores[own[result.index]] = result.probability
         return scores
 
+    def _shown(self, document: Any, name: str) -> dict[str, Any]:
+        if isinstance(document, str):
+            return shown_string(self.reranker, self.text, name, document)
+        parts = _parts(document, name)
+        return shown(self.reranker, self.text, name, parts.images, parts.text)
 
-def _image_of(document: Any) -> Any:
-    return document["image"] if isinstance(document, dict) else document
+
+def _parts(given: Any, name: str) -> Parts:
+    """Read a picture, or a dict whose `image` may be a list."""
+    if isinstance(given, Mapping) and isinstance(given.get("image"), (list, tuple)):
+        given = {**given, "image": None, "images": [*given["image"], *as_list(given.get("images"))]}
+    return Parts.of(given, name)
+
+
+def _query(given: Any) -> Query:
+    if isinstance(given, (str, Query)):
+        return Query.of(given)
+    parts = _parts(given, "the query")
+    return Query(parts.text, images=parts.images)
+
+
+def _identity(query: Query) -> Any:
+    """Return what equal queries have in common: texts and paths by their content, pictures as objects."""
+    pictures = [query.reference, *query.images]
+    known = (image if isinstance(image, (str, bytes)) else id(image) for image in pictures)
+    return query.text, query.instruction, *known

@@ -1,25 +1,29 @@
-"""A LlamaIndex node postprocessor that reranks image nodes."""
+"""A LlamaIndex node postprocessor that reranks nodes with pictures, texts or both."""
 
 from __future__ import annotations
 
+import mimetypes
 from typing import Any
 
 from radical_rerank.errors import InputError, needs_extra
+from radical_rerank.integrations.documents import reads_texts, shown
 from radical_rerank.reranking import Reranker
 
 with needs_extra("llamaindex"):
     from llama_index.core.postprocessor.types import BaseNodePostprocessor
-    from llama_index.core.schema import ImageNode, NodeWithScore, QueryBundle
+    from llama_index.core.schema import BaseNode, ImageDocument, ImageNode, NodeWithScore, QueryBundle
 
 
 class RadicalPostprocessor(BaseNodePostprocessor):
     """Keeps the best nodes, best first, with new scores.
 
-    A node is an `ImageNode`, or has the path of its image in its metadata as `file_path`.
+    The picture of a node is that of an `ImageNode` or an `ImageDocument`, or the picture file that its
+    metadata names as `file_path`. Its text is its content without metadata.
 
     Args:
-        reranker: ranks the images
+        reranker: ranks the nodes
         top_n: how many nodes to keep; by default all
+        text: whether texts are shown to the model; by default if it reads texts, see `integrations.documents`
 
     Example:
         >>> from radical_rerank import generated_list
@@ -35,6 +39,7 @@ class RadicalPostprocessor(BaseNodePostprocessor):
 
     reranker: Reranker
     top_n: int | None = None
+    text: bool | None = None
 
     @classmethod
     def class_name(cls) -> str:
@@ -46,19 +51,26 @@ class RadicalPostprocessor(BaseNodePostprocessor):
     ) -> list[NodeWithScore]:
         if query_bundle is None:
             raise InputError("reranking needs the query: pass query_bundle or query_str")
-        images = [_image_of(node, number) for number, node in enumerate(nodes)]
+        asked = [self._shown(node.node, f"node {number}") for number, node in enumerate(nodes)]
         return [
             NodeWithScore(node=nodes[result.index].node, score=result.probability)
-            for result in self.reranker.rank(query_bundle.query_str, images, top_k=self.top_n)
+            for result in self.reranker.rank(query_bundle.query_str, asked, top_k=self.top_n)
         ]
 
+    def _shown(self, node: BaseNode, name: str) -> dict[str, Any]:
+        words = node.get_content()
+        images = _images_of(node, unless=bool(words.strip()) and reads_texts(self.reranker, self.text))
+        return shown(self.reranker, self.text, name, images, words)
 
-def _image_of(node: NodeWithScore, number: int) -> Any:
-    if isinstance(node.node, ImageNode):
-        image = node.node.resolve_image()
-        return image if isinstance(image, str) else image.read()
-    if "file_path" in node.node.metadata:
-        return node.node.metadata["file_path"]
-    raise InputError(
-        f"node {number} has no image: it needs to be an ImageNode or have a file_path in its metadata"
-    )
+
+def _images_of(node: BaseNode, *, unless: bool) -> list[Any]:
+    """Return the picture of a node, if it has one.
+
+    unless: leave out a `file_path` that is no picture by its name: readers write it for files of all kinds
+    """
+    if isinstance(node, (ImageNode, ImageDocument)) and (node.image or node.image_path or node.image_url):
+        image = node.resolve_image()
+        return [image if isinstance(image, str) else image.read()]
+    path = node.metadata.get("file_path")
+    kind = mimetypes.guess_type(str(path), strict=False)[0] or ""
+    return [] if path is None or (unless and not kind.startswith("image/")) else [path]

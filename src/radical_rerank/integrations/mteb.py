@@ -7,6 +7,7 @@ from typing import Any
 
 from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.errors import InputError, needs_extra
+from radical_rerank.integrations.documents import as_list, reads_texts, shown
 from radical_rerank.reranking import Query, Reranker
 
 with needs_extra("mteb"):
@@ -16,13 +17,16 @@ with needs_extra("mteb"):
 class RadicalSearch:
     """Reranks the candidates of a first stage: tasks from `task.convert_to_reranking(path, top_k=20)`.
 
-    If a query has an image, that is the reference of a composed query.
+    A document may have an image, a text or both, and so may a query.
 
     Args:
         model_name: a model id or a folder
         revision: recorded with the results
         reranker: use this reranker instead of loading a model
         device: for loading the model
+        text: whether the documents' texts are shown to the model; by default if it reads texts, see
+            `integrations.documents`
+        composed: a query's text changes its image (composed retrieval); False: they are the query together
         options: passed on to `Reranker`
 
     Example:
@@ -44,15 +48,18 @@ class RadicalSearch:
         *,
         reranker: Reranker | None = None,
         device: str | None = None,
+        text: bool | None = None,
+        composed: bool = True,
         **options: Any,
     ) -> None:
+        self.text, self.composed = text, composed
         self.reranker = reranker or Reranker(model_name, device=device, **options)
         self._name, self._revision = self.reranker.backbone.name, revision
         self._corpus: Any = None
         self._rows: dict[str, int] = {}
 
     def index(self, corpus: Any, **_: Any) -> None:
-        """Set the documents to rank: a dataset with the columns `id` and `image`."""
+        """Set the documents to rank: a dataset with `id` and `image`, `text` (and `title`), or both."""
         self._corpus = corpus
         self._rows = {name: number for number, name in enumerate(corpus["id"])}
 
@@ -62,7 +69,7 @@ class RadicalSearch:
         """Rank each query's candidates.
 
         Args:
-            queries: rows with an `id`, a `text` and perhaps an `image`
+            queries: rows with an `id` and a `text`, an `image` or both; and perhaps an `instruction`
             top_k: rank only the first K candidates
             top_ranked: the candidates of each query, by id
 
@@ -74,13 +81,25 @@ class RadicalSearch:
         scores = {}
         for query in queries:
             names = top_ranked[query["id"]][:top_k]
-            images = [self._corpus[self._rows[name]]["image"] for name in names]
-            ranking = self.reranker.rank(Query(query["text"], query.get("image")), images)
+            ranking = self.reranker.rank(self._query(query), [self._shown(name) for name in names])
             # Scores of different windows are not comparable, but places in the list are.
             scores[query["id"]] = {
                 names[result.index]: float(len(names) - place) for place, result in enumerate(ranking)
             }
         return scores
+
+    def _query(self, row: Any) -> Query:
+        # An instruction follows the words, as for MTEB's own models.
+        words = " ".join(row[field] for field in ("text", "instruction") if row.get(field))
+        image = row.get("image")
+        if image is not None and row.get("text") and self.composed:
+            return Query(words, image)
+        return Query(words, images=as_list(image))
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        row = self._corpus[self._rows[name]]
+        words = " ".join(row[field] for field in ("title", "text") if row.get(field))
+        return shown(self.reranker, self.text, f"document {name!r}", as_list(row.get("image")), words)
 
     @property
     def mteb_model_meta(self) -> ModelMeta:
@@ -89,6 +108,7 @@ class RadicalSearch:
         # Everything that changes a ranking is part of it, so that results are never mixed up.
         settings = {name: str(value) for name, value in self.reranker.settings.items()}
         settings |= {field.name: str(getattr(pruner, field.name)) for field in fields(pruner)}
+        settings |= {"text": str(reads_texts(self.reranker, self.text)), "composed": str(self.composed)}
         meta: ModelMeta = ModelMeta.create_empty(
             overwrites={
                 "name": f"radical-rerank/{self._name.replace('/', '__')}",

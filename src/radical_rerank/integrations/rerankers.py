@@ -7,6 +7,7 @@ from typing import Any
 
 from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.errors import InputError, needs_extra
+from radical_rerank.integrations.documents import shown, shown_string
 from radical_rerank.reranking import Reranker
 
 with needs_extra("rerankers"):
@@ -16,12 +17,13 @@ with needs_extra("rerankers"):
 
 
 class RadicalRanker(BaseRanker):  # type: ignore[misc, unused-ignore]
-    """Ranks images: paths, data URIs, or documents of type "image" with `image_path` or `base64`.
+    """Ranks documents with a picture (`image_path` or `base64`), a text or both, and plain strings.
 
     Args:
         model_name_or_path: a model id or a folder
         verbose: as in the library's other rankers
         reranker: use this reranker instead of loading a model
+        text: whether texts are shown to the model; by default if it reads texts, see `integrations.documents`
         options: passed on to `Reranker`
 
     Example:
@@ -41,9 +43,10 @@ class RadicalRanker(BaseRanker):  # type: ignore[misc, unused-ignore]
         verbose: int = 1,
         *,
         reranker: Reranker | None = None,
+        text: bool | None = None,
         **options: Any,
     ) -> None:
-        self.verbose = verbose
+        self.verbose, self.text = verbose, text
         self.reranker = reranker or Reranker(model_name_or_path, **options)
 
     def score(self, query: str, doc: str) -> float:
@@ -57,39 +60,45 @@ class RadicalRanker(BaseRanker):  # type: ignore[misc, unused-ignore]
         doc_ids: Sequence[str | int] | None = None,
         metadata: Sequence[dict[str, Any]] | None = None,
     ) -> RankedResults:
-        """Rank images for a query.
+        """Rank documents for a query.
 
         Args:
             query: what to look for
-            docs: paths, data URIs or documents; or a single one
+            docs: documents, texts, paths or data URIs; or a single one
             doc_ids: their ids; by default their places
-            metadata: of paths and data URIs, kept in the results
+            metadata: of plain strings, kept in the results
 
         Returns:
             The documents, best first.
         """
         given = [docs] if isinstance(docs, (str, Document)) else list(docs)
-        documents = []
+        documents, asked = [], []
         for number, doc in enumerate(given):
             if not isinstance(doc, Document):
-                kind = {"base64": doc} if str(doc).startswith("data:") else {"image_path": doc}
-                doc = Document(document_type="image", **kind)
+                doc = self._document(doc, f"document {number}")
                 doc.metadata = dict(metadata[number]) if metadata else {}
             if doc.doc_id is None:
                 doc.doc_id = doc_ids[number] if doc_ids else number
             documents.append(doc)
-        ranking = self.reranker.rank(query, [_image_of(doc, i) for i, doc in enumerate(documents)])
+            asked.append(shown(self.reranker, self.text, f"document {number}", _images_of(doc), doc.text))
+        ranking = self.reranker.rank(query, asked)
         results = [
             Result(document=documents[result.index], score=result.probability, rank=place + 1)
             for place, result in enumerate(ranking)
         ]
         return RankedResults(results=results, query=query, has_scores=True)
 
+    def _document(self, given: Any, name: str) -> Document:
+        """Return a plain string as a document of the library."""
+        asked = shown_string(self.reranker, self.text, name, str(given))
+        if "text" in asked:
+            return Document(text=asked["text"])
+        kind = {"base64": given} if str(given).startswith("data:") else {"image_path": given}
+        return Document(document_type="image", **kind)
 
-def _image_of(document: Document, number: int) -> Any:
-    if document.base64 is not None:
-        given = document.base64
-        return given if given.startswith("data:") else f"data:image/png;base64,{given}"
-    if document.image_path is not None:
-        return document.image_path
-    raise InputError(f"document {number} has no image: it needs image_path or base64")
+
+def _images_of(document: Document) -> list[str]:
+    given = document.base64
+    if given is not None:
+        return [given if given.startswith("data:") else f"data:image/png;base64,{given}"]
+    return [] if document.image_path is None else [document.image_path]

@@ -13,8 +13,8 @@ import os
 import re
 import time
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,6 +28,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from radical_rerank.errors import InputError, unknown_name
+from radical_rerank.reranking.pages import Page, pages_of
 
 if TYPE_CHECKING:
     from radical_rerank.backbones import Backbone, ImageFeatures, Pixels
@@ -46,6 +47,8 @@ TOKEN_SIDE = 64
 THREADS = min(8, os.cpu_count() or 1)
 ENCODED_TOGETHER = 8
 """images per call of the encoder; the next ones are preprocessed at the same time"""
+PAGE_PIXELS = 1_000_000
+"""of the picture of a PDF's page, at most"""
 
 
 class ArrayLike(Protocol):
@@ -125,6 +128,7 @@ class Query:
         return cls(parts.text, images=parts.images, instruction=query.get("instruction"))
 
 
+_PDF = b"%PDF-"
 _PATH = re.compile(r"(\.{0,2}/|~|[A-Za-z]:[\\/])")
 _FILE = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|svg|pdf)$", re.IGNORECASE)
 
@@ -142,6 +146,21 @@ def is_text(string: str) -> bool:
     if len(words) < 2 or _is_data_uri(string) or "://" in words[0]:
         return False
     return not (_PATH.match(string) or _FILE.search(string.strip()) or os.path.isfile(string))
+
+
+def is_pdf(document: Any) -> bool:
+    """Return whether this is the path of a PDF file by its name, or the bytes of one by their beginning.
+
+    Example:
+        >>> is_pdf("report.PDF"), is_pdf(b"%PDF-1.7 ..."), is_pdf("report.png")
+        (True, True, False)
+    """
+    if isinstance(document, (bytes, bytearray, memoryview)):
+        return bytes(document[: len(_PDF)]) == _PDF
+    if not isinstance(document, (str, os.PathLike)):
+        return False
+    name = os.fspath(document)
+    return isinstance(name, str) and name[-4:].lower() == ".pdf" and name[:5].lower() != "data:"
 
 
 def _from_fields(fields: Mapping[str, Any], name: str) -> Parts:
@@ -224,7 +243,10 @@ def load_images(
         if isinstance(image, InputError):
             return image
         # The caller's own image object is decoded in place, so it must keep its size.
-        return _attempt(name, partial(_upright_rgb, image, None if id(image) in given else side))
+        upright: Image.Image | InputError = _attempt(
+            name, partial(_upright_rgb, image, None if id(image) in given else side)
+        )
+        return upright
 
     with ThreadPoolExecutor(THREADS) as pool:
         results = dict(zip(distinct, pool.map(decoded, distinct.values()), strict=True))
@@ -433,12 +455,38 @@ def _to_rgb(image: Image.Image, top_value: float | None) -> Image.Image:
 
 
 @dataclass(frozen=True)
+class PageImage:
+    """The picture of a PDF's page, drawn each time it is used: a long file is never in memory as a whole."""
+
+    page: Page
+    size: tuple[int, int]
+
+    @classmethod
+    def of(cls, page: Page) -> PageImage:
+        """Measure the page; a page without a size is an InputError."""
+        return cls(page, page.size(PAGE_PIXELS))
+
+    def drawn(self) -> Image.Image:
+        """Draw the page."""
+        return self.page.image(PAGE_PIXELS)
+
+
+LoadedImage: TypeAlias = "Image.Image | PageImage"
+
+
+@dataclass(frozen=True)
 class Picture:
     """An RGB image to encode at up to `max_tokens` visual tokens. name: for error messages"""
 
     name: str
-    image: Image.Image
+    image: LoadedImage
     max_tokens: int
+
+    def key(self, *, signals: bool) -> str:
+        """Name it by its content, the size at which it is encoded, and whether signals are requested."""
+        if isinstance(self.image, PageImage):
+            return f"{self.image.page.key()} {self.image.size} {self.max_tokens} {signals}"
+        return content_key(self.image, self.max_tokens, signals)
 
 
 @dataclass(frozen=True)
@@ -451,7 +499,7 @@ class Candidate:
     """
 
     index: int
-    images: tuple[Image.Image, ...] = ()
+    images: tuple[LoadedImage, ...] = ()
     text: str = ""
     page: int | None = None
 
@@ -477,7 +525,7 @@ class CandidateList:
     instruction: str | None = None
 
     @property
-    def images(self) -> list[Image.Image]:
+    def images(self) -> list[LoadedImage]:
         """All pictures of the candidates."""
         return [image for candidate in self.candidates for image in candidate.images]
 
@@ -542,22 +590,29 @@ class Encoder:
     max_image_tokens: int = MAX_IMAGE_TOKENS
     max_pixels: int = MAX_PIXELS
 
-    def load(self, documents: Sequence[Document], *, skip: bool) -> tuple[list[Candidate], dict[int, str]]:
+    def load(
+        self, documents: Sequence[Document], *, skip: bool, page_text: bool = False
+    ) -> tuple[list[Candidate], dict[int, str]]:
         """Load documents. Returns them, and why each unusable one was skipped (by index).
 
         skip: leave out documents that cannot be used, instead of raising an InputError
+        page_text: pages of PDF files come with their own text
         """
         unusable: dict[int, InputError] = {}
         read: dict[int, Parts] = {}
+        pages: dict[int, list[Candidate]] = {}
         for index, document in enumerate(documents):
             try:
-                read[index] = Parts.of(document, f"document {index}")
+                if is_pdf(document):
+                    pages[index] = list(_pages(document, index, page_text=page_text))
+                else:
+                    read[index] = Parts.of(document, f"document {index}")
             except InputError as error:
                 unusable[index] = error
         names = list(chain(*(_names(f"document {i}", len(parts.images)) for i, parts in read.items())))
         sources = list(chain(*(parts.images for parts in read.values())))
         opened = iter(zip(names, self._opened(sources, names), strict=True))
-        loaded: list[Candidate] = []
+        loaded: list[Candidate] = list(chain(*pages.values()))
         for index, parts in read.items():
             own = list(islice(opened, len(parts.images)))
             try:
@@ -568,6 +623,7 @@ class Encoder:
         if unusable and not skip:
             raise unusable[min(unusable)]
         shipped = self.backbone.shipped
+        loaded.sort(key=lambda candidate: candidate.index)  # stable: pages stay in their order
         sizes = {image.size for candidate in loaded for image in candidate.images}
         if shipped is not None and (shipped.sizes is None or not sizes <= shipped.sizes):
             shipped.warn_of_limits()
@@ -589,14 +645,14 @@ class Encoder:
         side = enough_side(self.max_image_tokens)
         return load_images(images, names=names, max_pixels=self.max_pixels, side=side)
 
-    def check(self, image: Image.Image, name: str, *, thoroughly: bool = False) -> None:
+    def check(self, image: LoadedImage, name: str, *, thoroughly: bool = False) -> None:
         """Raise an InputError if the model cannot take this RGB image, for example for its aspect ratio.
 
         thoroughly: preprocess it, instead of checking only its size
         """
         try:
             self.backbone.count_tokens(image, self.max_image_tokens)
-            if thoroughly:
+            if thoroughly and not isinstance(image, PageImage):
                 self.backbone.preprocess(image, self.max_image_tokens)
         except Exception as error:  # processors may raise anything
             raise _unusable(name, error) from error
@@ -606,7 +662,7 @@ class Encoder:
         encoded: dict[str, ImageFeatures] = {}
         new: dict[str, Picture] = {}
         with clock("preprocess"), ThreadPoolExecutor(THREADS) as pool:
-            keys = list(pool.map(lambda p: content_key(p.image, p.max_tokens, signals), pictures))
+            keys = list(pool.map(lambda picture: picture.key(signals=signals), pictures))
             for key, picture in zip(keys, pictures, strict=True):
                 if key in encoded or key in new:
                     continue
@@ -616,7 +672,7 @@ class Encoder:
                 else:
                     encoded[key] = cached
         with ThreadPoolExecutor(THREADS) as pool:
-            pixels = pool.map(self._preprocessed, new.values())
+            pixels = _ahead(pool, self._preprocessed, new.values())
             remaining = iter(new)
             while batch := list(islice(remaining, ENCODED_TOGETHER)):
                 with clock("preprocess"):
@@ -628,8 +684,9 @@ class Encoder:
         return [encoded[key] for key in keys]
 
     def _preprocessed(self, picture: Picture) -> Pixels:
+        image = picture.image.drawn() if isinstance(picture.image, PageImage) else picture.image
         try:
-            return self.backbone.preprocess(picture.image, picture.max_tokens)
+            return self.backbone.preprocess(image, picture.max_tokens)
         except Exception as error:
             raise _unusable(picture.name, error) from error
 
@@ -688,7 +745,7 @@ class Encoder:
             budget = pruner.budget_of(sum(sizes))
             return sizes, self.fill_budget(work.images, chosen, budget)
 
-    def fill_budget(self, images: Sequence[Image.Image], limits: Sequence[int], budget: int) -> list[int]:
+    def fill_budget(self, images: Sequence[LoadedImage], limits: Sequence[int], budget: int) -> list[int]:
         """Scale the limits by the largest factor at which the images have at most `budget` tokens together.
 
         An image has whole rows and columns of tokens, so usually fewer than its limit. Without this, small
@@ -707,6 +764,25 @@ class Encoder:
             middle = (low * high) ** 0.5
             low, high = (middle, high) if fits(scaled(middle)) else (low, middle)
         return scaled(low)
+
+
+def _pages(document: Any, index: int, *, page_text: bool) -> Iterator[Candidate]:
+    """Yield the pages of a PDF file as candidates; their pictures are not drawn yet."""
+    for page in pages_of(document, name=f"document {index}"):
+        text = page.text() if page_text else ""
+        yield Candidate(index, (PageImage.of(page),), text, page.number)
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, work: Callable[[Picture], Pixels], pictures: Iterable[Picture]
+) -> Iterator[Pixels]:
+    """Yield what `work` makes of each picture, in order. Only the next two batches are in memory."""
+    remaining = iter(pictures)
+    running = deque(pool.submit(work, picture) for picture in islice(remaining, 2 * ENCODED_TOGETHER))
+    while running:
+        done = running.popleft().result()
+        running.extend(pool.submit(work, picture) for picture in islice(remaining, 1))
+        yield done
 
 
 def joined_signals(features: Sequence[ImageFeatures]) -> VisionSignals:
@@ -740,7 +816,8 @@ def content_key(image: Image.Image, max_tokens: int, signals: bool = False) -> s
 def content_of(candidate: Candidate) -> str:
     """Name a candidate by its text and the pixels of its pictures."""
     text = hashlib.blake2b(candidate.text.encode(), digest_size=16).hexdigest()
-    return " ".join([text, *(content_key(image, 0) for image in candidate.images)])
+    pictures = (Picture("", image, 0).key(signals=False) for image in candidate.images)
+    return " ".join([text, *pictures])
 
 
 @dataclass(eq=False, repr=False)

@@ -10,6 +10,7 @@ import atexit
 import hashlib
 import math
 import os
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 
@@ -31,22 +32,7 @@ OPEN_FILES = 4
 """files that are kept open"""
 OPENED_FOR = 8
 """pages after which a file is closed: the library keeps the pictures of all pages that it has drawn"""
-HEADER = b"%PDF-"
-
-
-def is_pdf(document: Any) -> bool:
-    """Return whether this is the path of a PDF file by its name, or the bytes of one by their beginning.
-
-    Example:
-        >>> is_pdf("report.PDF"), is_pdf(b"%PDF-1.7 ..."), is_pdf("report.png")
-        (True, True, False)
-    """
-    if isinstance(document, (bytes, bytearray, memoryview)):
-        return bytes(document[: len(HEADER)]) == HEADER
-    if not isinstance(document, (str, os.PathLike)):
-        return False
-    name = os.fspath(document)
-    return isinstance(name, str) and name[-4:].lower() == ".pdf" and name[:5].lower() != "data:"
+T = TypeVar("T")
 
 
 def pages_of(
@@ -144,20 +130,23 @@ class Page:
 
         text = self._read(read)
         # PDFium marks a hyphen at the end of a line: the word goes on without it.
-        for mark in ("\ufffe\r\n", "\x02\r\n", "\ufffe", "\x02"):
-            text = text.replace(mark, "")
-        return " ".join(text.replace("\x00", " ").split())
+        return " ".join(re.sub("[\ufffe\x02]", "", text).replace("\x00", " ").split())
+
+    def size(self, max_pixels: int) -> tuple[int, int]:
+        """Return the size of the picture that `image` would draw."""
+
+        def measure(page: Any) -> tuple[int, int]:
+            width, height = page.get_size()
+            scale = self._scale(page, max_pixels)
+            return math.ceil(width * scale), math.ceil(height * scale)
+
+        return self._read(measure)
 
     def image(self, max_pixels: int) -> Image.Image:
         """Draw the page: upright, RGB, on white, with at most so many pixels and 300 dots per inch."""
-        if max_pixels < 1:
-            raise InputError(f"max_pixels must be at least 1, not {max_pixels}")
 
         def draw(page: Any) -> Image.Image:
-            scale = _scale(*page.get_size(), max_pixels)
-            if scale is None:
-                raise InputError(f"page {self.number} of {self._file.name} has no size")
-            bitmap = page.render(scale=scale)
+            bitmap = page.render(scale=self._scale(page, max_pixels))
             try:
                 image: Image.Image = bitmap.to_pil()  # of another order of colours: a copy
                 return image.convert("RGB")
@@ -166,7 +155,16 @@ class Page:
 
         return self._read(draw)
 
-    def _read(self, work: Callable[[Any], Any]) -> Any:
+    def _scale(self, page: Any, max_pixels: int) -> float:
+        if max_pixels < 1:
+            raise InputError(f"max_pixels must be at least 1, not {max_pixels}")
+        width, height = page.get_size()
+        scale = _largest_scale(width, height, max_pixels)
+        if scale is None:
+            raise InputError(f"page {self.number} of {self._file.name} has no size")
+        return scale
+
+    def _read(self, work: Callable[[Any], T]) -> T:
         """Open the page, work on it, and close it."""
         with _opened(self._file) as pdf:
             page = None
@@ -182,7 +180,7 @@ class Page:
                     page.close()
 
 
-def _scale(width: float, height: float, max_pixels: int) -> float | None:
+def _largest_scale(width: float, height: float, max_pixels: int) -> float | None:
     """Return the largest scale at which a page has at most so many pixels; None if the page has no size."""
     if not (math.isfinite(width * height) and width > 0 and height > 0):
         return None

@@ -447,7 +447,7 @@ def _kind(contents: Sequence[Content]) -> str:
 def _shown(backbone: Backbone, template: PromptTemplate, content: Content) -> str:
     """Return what a document holds: its pictures, then its text."""
     if content.text and not template.texts:
-        raise InputError("the model's prompt template has no place for a document's text (texts)")
+        raise InputError("the model reads no texts: its template has no place for a document's text (texts)")
     return _picture(backbone, _IMAGE) * len(content.images) + (_TEXT if content.text else "")
 
 

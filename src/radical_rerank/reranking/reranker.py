@@ -162,8 +162,9 @@ class Reranker:
         pair_batch: pointwise, how many images run together; the scores are the same
         max_image_tokens: larger images are scaled down to this many visual tokens (default 384)
         max_pixels: larger images are refused
-        max_query_tokens: longer queries are refused; by default there is no limit
+        max_query_tokens: longer queries and instructions are refused; by default there is no limit
         max_text_tokens: longer texts of documents are cut to this many tokens (`Ranking.cut`)
+        page_text: pages of PDF files come with their own text; by default if the model reads texts
         vision_cache_bytes: how much of the images encoded last to keep; 0 for none
         vision_cache: the cache of another Reranker with the same model, to share it
         max_new_tokens: the limit of a generated answer (default 512)
@@ -199,6 +200,7 @@ class Reranker:
         max_pixels: int = MAX_PIXELS,
         max_query_tokens: int | None = None,
         max_text_tokens: int = MAX_TEXT_TOKENS,
+        page_text: bool | None = None,
         vision_cache_bytes: int = VISION_CACHE_BYTES,
         vision_cache: VisionCache | None = None,
         max_new_tokens: int | None = None,
@@ -257,6 +259,7 @@ class Reranker:
         self._set_windows(window, stride)
         self.on_unreadable, self.max_query_tokens = on_unreadable, max_query_tokens
         self.pair_batch, self.max_text_tokens = pair_batch, max_text_tokens
+        self.page_text = self.template.texts if page_text is None else page_text
         self.permutations = permutations
         self._calibrations: tuple[dict[str, Any], ...] | None = None
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
@@ -299,7 +302,8 @@ class Reranker:
         Args:
             query: text, a `Query`, or a dict with `text`, `image` or `images`, and `instruction`
             documents: pictures (paths, PIL images, arrays, encoded bytes, data URIs), texts of several words,
-                or dicts with `image` or `images` and `text`
+                or dicts with `image` or `images` and `text`. Every page of a PDF file (a path, or bytes) is
+                a result of its own
             top_k: return only the best K
             reference: an image that the query's text changes (composed retrieval)
             on_error: "raise" on a document that cannot be read, or "skip" it and rank the rest
@@ -458,7 +462,7 @@ class Reranker:
         context = self.encoder.load_context(
             query.images if query.reference is None else [query.reference], REFERENCE if composed else CONTEXT
         )
-        candidates, unusable = self.encoder.load(documents, skip=on_error == "skip")
+        candidates, unusable = self.encoder.load(documents, skip=on_error == "skip", page_text=self.page_text)
         cuts: list[Cut] = []
         for place, one in enumerate(candidates):
             if one.text:
@@ -478,13 +482,14 @@ class Reranker:
             raise InputError("a query with a reference image has no other pictures")
         if not isinstance(text, str) or not (text.strip() or query.images):
             raise InputError(f"the query is empty: {text!r}")
-        if self.max_query_tokens is not None:
+        limit = self.max_query_tokens
+        for name, given in (("query", text), ("instruction", query.instruction)):
+            if limit is None or given is None:
+                continue
             with self.backbone.exclusive():
-                count = query_tokens(self.backbone, text)
-            if count > self.max_query_tokens:
-                raise InputError(
-                    f"the query has {count} tokens, more than the limit of {self.max_query_tokens}"
-                )
+                count = query_tokens(self.backbone, given)
+            if count > limit:
+                raise InputError(f"the {name} has {count} tokens, more than the limit of {limit}")
         return query
 
     def _fits(self, count: int) -> bool:
@@ -718,6 +723,7 @@ class Reranker:
             "max_image_tokens": self.max_image_tokens,
             "max_new_tokens": self.max_new_tokens,
             "max_text_tokens": self.max_text_tokens,
+            "page_text": self.page_text,
             "template": hashlib.sha256(words.encode()).hexdigest()[:16],
             "window": self.window,
             "stride": self.stride,

@@ -84,6 +84,11 @@ class Cut:
     kept: int
     page: int | None = None
 
+    @property
+    def name(self) -> str:
+        """What messages call the document."""
+        return f"document {self.index}" + ("" if self.page is None else f", page {self.page}")
+
 
 @dataclass(frozen=True, repr=False)
 class Ranking(Sequence[RankedDocument]):

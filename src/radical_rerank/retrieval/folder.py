@@ -1,4 +1,7 @@
-"""The pictures of a folder as a gallery: embedded once, kept on disk, brought up to date by what changed."""
+"""The pictures of a folder as a gallery: embedded once, kept on disk, brought up to date by what changed.
+
+The pages of PDF files count as pictures, too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,10 +23,11 @@ from PIL import Image
 from torch import Tensor
 
 from radical_rerank import progress as bars
-from radical_rerank.errors import InputError
+from radical_rerank.errors import InputError, MissingExtraError
 from radical_rerank.files import replacing
 from radical_rerank.pruning.profile import cache_folder, file_stem
-from radical_rerank.reranking.encoding import MAX_PIXELS, Document, load_images, open_image
+from radical_rerank.reranking.encoding import MAX_PIXELS, Document, is_pdf, load_images, open_image
+from radical_rerank.reranking.pages import Page, pages_of
 from radical_rerank.retrieval.embedder import Embedder
 from radical_rerank.retrieval.search import nearest
 
@@ -44,6 +49,10 @@ SUFFIXES = (
     ".webp",
 )
 """how the names of pictures end, in lower case"""
+PAGE_PIXELS = 400_000
+"""the size at which a page is drawn: enough for the visual tokens that a picture gets by default"""
+MAX_PAGES = 100_000
+"""longer PDF files are left out"""
 BATCH = 32
 """pictures that are decoded together, at most"""
 BATCH_PIXELS = 64_000_000
@@ -55,7 +64,7 @@ CLOCK_NS = 50_000_000
 VERSION = 1
 
 Entry: TypeAlias = tuple[str, int]
-"""a picture: its path in the folder, and 0"""
+"""a picture: its path in the folder, and 0 or the number of the page"""
 Stamp: TypeAlias = tuple[int, int]
 """a file's size, and the time of its last change in nanoseconds"""
 Vector: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
@@ -68,14 +77,18 @@ class Found:
     Args:
         path: its file
         score: the first stage's
+        page: the number of the page, if the file is a PDF
     """
 
     path: Path
     score: float
+    page: int | None = None
 
     def document(self) -> Document:
-        """Return what a Reranker ranks."""
-        return self.path
+        """Return what a Reranker ranks: the path, or the picture of the page."""
+        if self.page is None:
+            return self.path
+        return _pages(self.path)[self.page - 1].image(PAGE_PIXELS)
 
 
 @dataclass(frozen=True)
@@ -100,23 +113,39 @@ class _State:
     """What is kept on disk.
 
     files: the stamp of every file
+    pages: of every PDF, how many pages it has
     vectors, errors: of every picture its vector, or why it has none
     """
 
     files: dict[str, Stamp] = field(default_factory=dict)
+    pages: dict[str, int] = field(default_factory=dict)
     vectors: dict[Entry, Vector] = field(default_factory=dict)
     errors: dict[Entry, str] = field(default_factory=dict)
 
     def forget(self, path: str) -> None:
         """Remove a file."""
+        for number in range(self.pages.pop(path, 0) + 1):
+            self.vectors.pop((path, number), None)
+            self.errors.pop((path, number), None)
         self.files.pop(path, None)
-        for known in (self.vectors, self.errors):
-            known.pop((path, 0), None)
 
     def missing(self) -> list[Entry]:
         """Return the pictures that have neither a vector nor an error."""
-        entries = ((path, 0) for path in sorted(self.files))
-        return [entry for entry in entries if entry not in self.vectors and entry not in self.errors]
+        return [
+            entry
+            for path in sorted(self.files)
+            for entry in ((path, number) for number in _numbers(self.pages.get(path)))
+            if entry not in self.vectors and entry not in self.errors
+        ]
+
+
+def _numbers(pages: int | None) -> range:
+    """Return the numbers of a file's entries: of a picture 0, of a PDF those of its pages."""
+    return range(1) if pages is None else range(1, pages + 1)
+
+
+def _pages(path: Path) -> list[Page]:
+    return pages_of(path, name="the PDF", max_pages=MAX_PAGES)
 
 
 def check_folder(folder: str | Path) -> None:
@@ -130,9 +159,9 @@ def check_folder(folder: str | Path) -> None:
 class FolderIndex:
     """The vectors of all pictures in a folder, kept in the user's cache.
 
-    Subfolders are searched too. Files and folders whose name begins with a dot are left out. A link to a
-    picture is followed, a link to a folder is not, so that no loop is possible. A folder that cannot be
-    listed is named in the update, and left out.
+    The pages of PDF files are pictures, too (the extra `pdf`). Subfolders are searched. Files and folders
+    whose name begins with a dot are left out. A link to a file is followed, a link to a folder is not, so
+    that no loop is possible. A folder that cannot be listed is named in the update, and left out.
 
     A picture is known by its path in the folder, its size and the time of its last change: only new and
     changed files are read. One file holds the index, and is replaced as a whole. It belongs to the folder's
@@ -168,6 +197,7 @@ class FolderIndex:
         """the index's file"""
         self._state = self._read()
         self._gallery: tuple[list[Entry], Tensor] | None = None
+        self._listed: tuple[Path, list[Page]] | None = None
 
     def __len__(self) -> int:
         return len(self._state.vectors)
@@ -175,7 +205,7 @@ class FolderIndex:
     @property
     def unreadable(self) -> dict[str, str]:
         """Why pictures cannot be read, by path. They are tried again when they change."""
-        return {path: reason for (path, _), reason in sorted(self._state.errors.items())}
+        return {_label(*entry): reason for entry, reason in sorted(self._state.errors.items())}
 
     def clear(self) -> None:
         """Forget everything: the next update reads all pictures."""
@@ -186,17 +216,20 @@ class FolderIndex:
 
         What is done is saved every half a minute, and when an error or an interrupt ends the update.
         """
-        state, now = self._state, time.time_ns()
+        state, self._listed = self._state, None
+        earliest = time.time_ns() - CLOCK_NS
         files, unreadable = self._files()
+        latest = time.time_ns() + CLOCK_NS
         removed = [path for path in state.files if path not in files]
-        new = [path for path in files if path not in state.files]
+        new = sorted(path for path in files if path not in state.files)
         changed = [path for path in files if path in state.files and files[path] != state.files[path]]
-        for path in (*removed, *changed):
+        for path in (*removed, *new, *changed):
             state.forget(path)
+        broken = self._count_pages([path for path in (*new, *changed) if is_pdf(path)])
         for path in (*new, *changed):
             size, time_ns = files[path]
             # It may change again at what the file system calls the same time: look at it again next time.
-            state.files[path] = size, -1 if abs(now - time_ns) < CLOCK_NS else time_ns
+            state.files[path] = size, -1 if earliest < time_ns < latest else time_ns
         missing = state.missing()
         if removed or new or changed or missing:
             self._gallery = None
@@ -206,7 +239,7 @@ class FolderIndex:
                 self._save()
         failed = [state.errors[entry] for entry in missing if entry in state.errors]
         embedded = len(missing) - len(failed)
-        return Update(len(new), len(changed), len(removed), embedded, (*unreadable, *failed))
+        return Update(len(new), len(changed), len(removed), embedded, (*unreadable, *broken, *failed))
 
     def search(self, query: str, k: int) -> list[Found]:
         """Return the k pictures nearest to the query, best first; of equals, the first by path."""
@@ -218,7 +251,10 @@ class FolderIndex:
         entries, gallery = self._gallery
         scores, numbers = nearest(self.embedder.embed_queries([query]), gallery, k)
         each = zip(numbers[0].tolist(), scores[0].tolist(), strict=True)
-        return [Found(self.folder / entries[number][0], score) for number, score in each]
+        return [
+            Found(self.folder / path, score, number or None)
+            for (path, number), score in ((entries[place], score) for place, score in each)
+        ]
 
     # Reading the folder.
 
@@ -226,6 +262,8 @@ class FolderIndex:
         """Return the stamp of every picture's file, and why folders are left out."""
         files: dict[str, Stamp] = {}
         unreadable: list[str] = []
+        suffixes = (*SUFFIXES, ".pdf") if find_spec("pypdfium2") else SUFFIXES
+        left_out = False
         folders = [""]
         while folders:
             inner = folders.pop()
@@ -242,22 +280,46 @@ class FolderIndex:
                 path = f"{inner}{item.name}"
                 if item.is_dir(follow_symlinks=False):
                     folders.append(f"{path}/")
-                elif item.name.lower().endswith(SUFFIXES):
+                elif item.name.lower().endswith(suffixes):
                     with suppress(OSError):  # a link to nowhere, or a file that has just gone
                         if item.is_file():
                             known = item.stat()
                             files[path] = known.st_size, known.st_mtime_ns
+                elif is_pdf(item.name):
+                    left_out = True
+        if left_out:
+            unreadable.append(f"PDF files in {self.folder}: {MissingExtraError('pypdfium2', 'pdf')}")
         return files, unreadable
+
+    def _count_pages(self, paths: Sequence[str]) -> list[str]:
+        """Count the pages of PDF files. Returns why files cannot be read."""
+        state, broken = self._state, []
+        for path in paths:
+            try:
+                state.pages[path] = len(_pages(self.folder / path))
+            except InputError as error:
+                state.pages[path] = 0
+                state.errors[path, 0] = str(error)
+                broken.append(str(error))
+        return broken
 
     def _opened(self, entry: Entry) -> Image.Image | str:
         """Return a picture with its size known and its pixels not yet decoded, or why it cannot be read."""
-        path = self.folder / entry[0]
+        path, number = self.folder / entry[0], entry[1]
         try:
+            if number:
+                return self._page(path, number).image(PAGE_PIXELS)
             return open_image(path, name=str(path), max_pixels=MAX_PIXELS)
         except InputError as error:
             return str(error)
         except Exception as error:  # a parser may raise anything on broken bytes
             return f"{path} cannot be read as an image: {error}"
+
+    def _page(self, path: Path, number: int) -> Page:
+        """Return a page. The pages of the last file are kept: they are asked for one after the other."""
+        if self._listed is None or self._listed[0] != path:
+            self._listed = path, _pages(path)
+        return self._listed[1][number - 1]
 
     # Embedding.
 
@@ -291,7 +353,7 @@ class FolderIndex:
 
     def _embed_batch(self, batch: Sequence[tuple[Entry, Image.Image]]) -> None:
         """Embed pictures together. What can be decoded and not embedded is found one by one."""
-        names = [str(self.folder / path) for (path, _), _ in batch]
+        names = [str(self.folder / _label(*entry)) for entry, _ in batch]
         pictures: dict[Entry, Image.Image] = {}
         for (entry, _), loaded in zip(batch, load_images([i for _, i in batch], names=names), strict=True):
             if isinstance(loaded, InputError):
@@ -313,7 +375,7 @@ class FolderIndex:
             if np.isfinite(vector).all():
                 self._state.vectors[entry] = vector
             else:
-                self._state.errors[entry] = f"{self.folder / entry[0]} has a vector that is not finite"
+                self._state.errors[entry] = f"{self.folder / _label(*entry)} has a vector that is not finite"
 
     # The file.
 
@@ -325,7 +387,7 @@ class FolderIndex:
         facts = {
             "version": VERSION,
             "owner": self._owner,
-            "files": [[path, *stamp] for path, stamp in state.files.items()],
+            "files": [[path, *stamp, state.pages.get(path)] for path, stamp in state.files.items()],
             "entries": [[numbers[path], page] for path, page in entries],
             "errors": [[numbers[path], page, reason] for (path, page), reason in state.errors.items()],
         }
@@ -343,7 +405,8 @@ class FolderIndex:
             paths = [path for path, *_ in facts["files"]]
             entries = [(paths[number], page) for number, page in facts["entries"]]
             return _State(
-                {path: (size, time_ns) for path, size, time_ns in facts["files"]},
+                {path: (size, time_ns) for path, size, time_ns, _ in facts["files"]},
+                {path: pages for path, _, _, pages in facts["files"] if pages is not None},
                 dict(zip(entries, vectors, strict=True)),
                 {(paths[number], page): reason for number, page, reason in facts["errors"]},
             )
@@ -359,3 +422,7 @@ def _matrix(state: _State, entries: Sequence[Entry]) -> Vector:
     if not entries:
         return np.zeros((0, 1), np.float32)
     return np.stack([state.vectors[entry] for entry in entries])
+
+
+def _label(path: str, number: int) -> str:
+    return f"{path}, page {number}" if number else path

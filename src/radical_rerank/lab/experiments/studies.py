@@ -245,7 +245,7 @@ def _diagnosed(setup: Setup, records: Records, seed: int) -> Diagnosis:
         measured = evidence(
             setup.runner.backbone,
             work.task.text,
-            [load_image(work.pictures[name]) for name in work.candidates],
+            [load_image(work.documents[name]) for name in work.candidates],
             template=plain.template,
             max_image_tokens=plain.max_image_tokens,
         )
@@ -304,7 +304,7 @@ def cases(setup: Setup) -> list[dict[str, Any]]:
 
 def _case(setup: Setup, data: Dataset, work: QueryWork, cell: Cell) -> dict[str, Any]:
     """Rank one list. Returns a record with the tokens that are alive at the end."""
-    images = [work.pictures[name] for name in work.candidates]
+    images = [work.documents[name] for name in work.candidates]
     ranking = setup.runner.reranker(cell).rank(work.task.text, images)
     report = ranking.report
     assert report is not None
@@ -333,7 +333,7 @@ def _sheet(work: QueryWork, records: Sequence[dict[str, Any]], target: int, keep
         for column, i in enumerate(first):
             blocks = [Block(**block) for block in record["blocks"][i]]
             alive = None if record["alive"] is None else record["alive"][i]
-            picture = overlay(load_image(work.pictures[work.candidates[i]]), blocks, alive)
+            picture = overlay(load_image(work.documents[work.candidates[i]]), blocks, alive)
             picture.thumbnail((cell - 6, cell - 6))
             sheet.paste(picture, (label + column * cell, top))
     return sheet
