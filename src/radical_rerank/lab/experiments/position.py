@@ -65,7 +65,7 @@ def _measured(setup: Setup, data: Dataset, records: Records, keep: float, orders
 
 def _record(runner: Runner, data: Dataset, work: QueryWork, cell: Cell) -> dict[str, Any]:
     order, slot = placed(work, cell.data["turn"], cell.seed)
-    ranking = runner.reranker(cell).rank(work.task.text, [work.pictures[name] for name in order])
+    ranking = runner.reranker(cell).rank(work.query, [work.documents[name] for name in order])
     reports = ranking.reports
     return {
         "dataset": data.name,
@@ -118,7 +118,7 @@ def _keep_at(setup: Setup, data: Dataset, cost: float) -> float | None:
     if cost >= 1:
         return None
     work = work_of(data, 0)
-    pictures: list[Document] = [work.pictures[name] for name in work.candidates]
+    pictures: list[Document] = [work.documents[name] for name in work.candidates]
 
     def cost_at(keep: float) -> float:
         cell = Cell("cost", "radical", keep, setup.seeds[0])
