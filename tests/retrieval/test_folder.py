@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from radical_rerank.errors import InputError
+from radical_rerank.reranking.pages import pages_of
 from radical_rerank.retrieval import FolderIndex, Found, folder
 from radical_rerank.retrieval.folder import SUFFIXES
 from tests.pdfs import Leaf, write_pdf
@@ -455,7 +456,7 @@ def test_an_interrupt_while_pages_are_counted(tmp_path: Path, monkeypatch: pytes
     for name in ("a.pdf", "b.pdf", "c.pdf"):
         Clock().write(tmp_path / "gallery" / name, None if name == "a.pdf" else "red")
     index = FolderIndex(tmp_path / "gallery", Colours())
-    count = folder.pages_of
+    count = pages_of
 
     def stop(path: Path, **options: Any) -> Any:
         if path.name == "c.pdf":
