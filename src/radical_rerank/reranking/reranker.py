@@ -389,14 +389,11 @@ class Reranker:
 
     def _rank_many(self, lists: Iterable[ListToRank], batch_size: int, wanted: _Wanted) -> Iterator[Ranking]:
         remaining = iter(lists)
-        while batch := [
-            (query, _listed(documents), *scores)
-            for query, documents, *scores in islice(remaining, batch_size)
-        ]:
-            loaded = [self._load(query, documents, wanted.on_error) for query, documents, *_ in batch]
+        while batch := list(map(_unpacked, islice(remaining, batch_size))):
+            loaded = [self._load(query, documents, wanted.on_error) for query, documents, _ in batch]
             priors = [
-                self._prior(work, len(documents), *scores)
-                for (work, *_), (_, documents, *scores) in zip(loaded, batch, strict=True)
+                self._prior(work, len(documents), scores)
+                for (work, *_), (_, documents, scores) in zip(loaded, batch, strict=True)
             ]
             # Lists that fit a window run together; longer ones take several passes of their own.
             short = [i for i, (work, *_) in enumerate(loaded) if self._fits(len(work.candidates))]
@@ -424,13 +421,10 @@ class Reranker:
         signals = parts[-1].answer.signals if parts else {}
         calibration = self._usable_calibration(signals)
         fitted = _probabilities([score for _, score in order], signals, calibration, self.window)
-        results = [
-            RankedDocument(one.index, score, documents[one.index], one.page, probability)
-            for one, score, probability in (
-                (work.candidates[place], score, probability)
-                for (place, score), probability in zip(order, fitted or [None] * len(order), strict=True)
-            )
-        ]
+        results = []
+        for (place, score), probability in zip(order, fitted, strict=True):
+            one = work.candidates[place]
+            results.append(RankedDocument(one.index, score, documents[one.index], one.page, probability))
         least = wanted.min_probability
         return Ranking(
             tuple([one for one in results if least is None or one.probability >= least][: wanted.top_k]),
@@ -497,7 +491,7 @@ class Reranker:
         return count > 0 if self.scorer == "pointwise" else 1 < count <= self.window
 
     def _prior(
-        self, work: CandidateList, documents: int, scores: Iterable[float] | None = None
+        self, work: CandidateList, documents: int, scores: Iterable[float] | None
     ) -> list[float] | None:
         """Return a first stage's scores of the candidates, standardised; None if there are none."""
         if scores is None:
@@ -797,14 +791,19 @@ def _probabilities(
     signals: Mapping[str, float],
     calibration: ScoreCalibration | None,
     window: int,
-) -> list[float] | None:
-    """Return the probabilities of scores, best first, if something is known beyond the softmax."""
+) -> Sequence[float | None]:
+    """Return the probability of each score, best first; None if nothing is known beyond the softmax."""
     if calibration is not None:
         return calibration.probabilities(scores, signals, front=window)
     if "match" not in signals:
-        return None
+        return [None] * len(scores)
     matched = math.exp(-math.log1p(math.exp(min(700.0, -signals["match"]))))
     return [matched * math.exp(score) for score in scores]
+
+
+def _unpacked(one: ListToRank) -> tuple[AnyQuery, Sequence[Document], Iterable[float] | None]:
+    """Return a list's query, its documents, and a first stage's scores if there are any."""
+    return one[0], _listed(one[1]), one[2] if len(one) > 2 else None
 
 
 def _part(work: CandidateList, places: Sequence[int]) -> CandidateList:
