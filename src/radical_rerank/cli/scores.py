@@ -14,6 +14,8 @@ from radical_rerank.cli.common import log, print_json, print_table
 from radical_rerank.errors import InputError
 
 if TYPE_CHECKING:
+    from radical_rerank.lab.datasets import Dataset
+    from radical_rerank.lab.testbed import Testbed
     from radical_rerank.reranking.fitting import Measured
     from radical_rerank.reranking.scores import ScoreCalibration
 
@@ -37,9 +39,7 @@ def calibrate_scores(
     """Fit calibrations at several budgets, keep them in the model's profile, and show how good they are."""
     from radical_rerank.backbones import Backbone
     from radical_rerank.cli.lab import _testbed
-    from radical_rerank.lab.catalog import LISTS
     from radical_rerank.lab.judged import draw_reliability, judged_lists
-    from radical_rerank.lab.own_lists import own_lists
     from radical_rerank.pruning import Profile
     from radical_rerank.reranking import Reranker
     from radical_rerank.reranking.calibration import profile_of
@@ -49,7 +49,7 @@ def calibrate_scores(
     if any(not 0 < keep <= 1 for keep in keeps):
         raise InputError("every --keep must lie between 0 and 1")
     testbed = _testbed(dataset, data)
-    source = own_lists(dataset) if dataset.endswith(LISTS) else testbed.for_fitting(dataset, limit)
+    source = _lists(dataset, testbed, limit)
     backbone = Backbone.from_pretrained(model, **loading)
     first_stage = backbone if backbone.name == testbed.name else None
     lists = judged_lists(
@@ -101,6 +101,14 @@ def _show(fitted: Sequence[ScoreCalibration], measured: dict[float, Measured], t
         "Raw → fitted; fitted on one half of the lists, measured on the other. Every list is ranked twice, "
         "with its match and with another list's picture in its place."
     )
+
+
+def _lists(dataset: str, testbed: Testbed, limit: int) -> Dataset:
+    """Return the user's own lists, or those of the testbed."""
+    from radical_rerank.lab.catalog import LISTS
+    from radical_rerank.lab.own_lists import own_lists
+
+    return own_lists(dataset) if dataset.endswith(LISTS) else testbed.for_fitting(dataset, limit)
 
 
 def _weight(fitted: float | None, reranker: Any) -> float | None:
