@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radical_rerank import Backbone, Document, Profile, PromptTemplate, Reranker, generated_list
+from radical_rerank import Backbone, Profile, PromptTemplate, Reranker, generated_list
 from radical_rerank.errors import InputError
 from radical_rerank.reranking import orders
 from radical_rerank.reranking.scores import ScoreCalibration
@@ -162,7 +163,7 @@ def test_scores_follow_their_documents_when_one_is_skipped(backbone: Backbone) -
     query, images = generated_list(6, candidates=4)
     reranker = Reranker(backbone, keep=0.2)
     expected = reranker.rank(query, images, scores=[0.0, 1.0, 2.0, 3.0], weight=1.0)
-    documents: list[Document] = [images[0], b"broken", *images[1:]]
+    documents: list[Any] = [images[0], b"broken", *images[1:]]
     got = reranker.rank(query, documents, scores=[0.0, 9.0, 1.0, 2.0, 3.0], weight=1.0, on_error="skip")
     assert [r.score for r in got] == [r.score for r in expected]
     assert [i - (i > 1) for i in got.order] == expected.order

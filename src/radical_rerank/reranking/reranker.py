@@ -125,6 +125,22 @@ class _Scored:
     others: tuple[PruningReport, ...] = ()
 
 
+class _Given:
+    """A list to rank, as the caller gave it."""
+
+    def __init__(
+        self, query: AnyQuery, documents: Iterable[Document], scores: Iterable[float] | None = None
+    ) -> None:
+        self.query, self.documents = query, _listed(documents)
+        self.scores = None if scores is None else checked_scores(scores, len(self.documents))
+
+    def prior(self, work: CandidateList) -> list[float] | None:
+        """Return a first stage's scores of the candidates, standardised; None if there are none."""
+        if self.scores is None:
+            return None
+        return standardised([self.scores[one.index] for one in work.candidates])
+
+
 @dataclass(frozen=True)
 class _Wanted:
     """What a ranking should be like, see `Reranker.rank`."""
@@ -389,12 +405,9 @@ class Reranker:
 
     def _rank_many(self, lists: Iterable[ListToRank], batch_size: int, wanted: _Wanted) -> Iterator[Ranking]:
         remaining = iter(lists)
-        while batch := list(map(_unpacked, islice(remaining, batch_size))):
-            loaded = [self._load(query, documents, wanted.on_error) for query, documents, _ in batch]
-            priors = [
-                self._prior(work, len(documents), scores)
-                for (work, *_), (_, documents, scores) in zip(loaded, batch, strict=True)
-            ]
+        while batch := [_Given(*given) for given in islice(remaining, batch_size)]:
+            loaded = [self._load(given, wanted.on_error) for given in batch]
+            priors = [given.prior(work) for given, (work, *_) in zip(batch, loaded, strict=True)]
             # Lists that fit a window run together; longer ones take several passes of their own.
             short = [i for i, (work, *_) in enumerate(loaded) if self._fits(len(work.candidates))]
             scored = self._score_in_orders([loaded[i][0] for i in short], [priors[i] for i in short], wanted)
@@ -405,7 +418,7 @@ class Reranker:
                     order = sorted(enumerate(parts[0].answer.scores), key=itemgetter(1), reverse=True)
                 else:
                     order = self._in_windows(work, priors[i], wanted, parts)
-                yield self._ranking(work, batch[i][1], order, parts, wanted, skipped, cut)
+                yield self._ranking(work, batch[i].documents, order, parts, wanted, skipped, cut)
 
     def _ranking(
         self,
@@ -446,14 +459,16 @@ class Reranker:
     # Before the model runs.
 
     def _load(
-        self, query: str | Query | Mapping[str, Any], documents: Sequence[Document], on_error: OnError
+        self, given: _Given, on_error: OnError
     ) -> tuple[CandidateList, tuple[Skipped, ...], tuple[Cut, ...]]:
-        query = self.check_query(query)
+        query = self.check_query(given.query)
         composed = query.reference is not None
         context = self.encoder.load_context(
             query.images if query.reference is None else [query.reference], REFERENCE if composed else CONTEXT
         )
-        candidates, unusable = self.encoder.load(documents, skip=on_error == "skip", page_text=self.page_text)
+        candidates, unusable = self.encoder.load(
+            given.documents, skip=on_error == "skip", page_text=self.page_text
+        )
         cuts: list[Cut] = []
         for place, one in enumerate(candidates):
             if one.text:
@@ -486,15 +501,6 @@ class Reranker:
     def _fits(self, count: int) -> bool:
         """Return whether a list of so many candidates is scored in one go."""
         return count > 0 if self.scorer == "pointwise" else 1 < count <= self.window
-
-    def _prior(
-        self, work: CandidateList, documents: int, scores: Iterable[float] | None
-    ) -> list[float] | None:
-        """Return a first stage's scores of the candidates, standardised; None if there are none."""
-        if scores is None:
-            return None
-        given = checked_scores(scores, documents)
-        return standardised([given[one.index] for one in work.candidates])
 
     def _in_windows(
         self, work: CandidateList, prior: Sequence[float] | None, wanted: _Wanted, scored: list[_Scored]
@@ -785,11 +791,6 @@ def _joined(parts: Sequence[_Scored], seconds: dict[str, float]) -> _Scored:
         all(own.readable for own in answers),
     )
     return _Scored(answer, join_reports([part.report for part in parts], seconds))
-
-
-def _unpacked(one: ListToRank) -> tuple[AnyQuery, Sequence[Document], Iterable[float] | None]:
-    """Return a list's query, its documents, and a first stage's scores if there are any."""
-    return one[0], _listed(one[1]), one[2] if len(one) > 2 else None
 
 
 def _part(work: CandidateList, places: Sequence[int]) -> CandidateList:
