@@ -264,6 +264,7 @@ class Reranker:
         assert preset is None or isinstance(preset, Preset)
         words = None if preset is None else preset.template
         self.template = choose_template(model, template, words, instruction)
+        self._template_digest = self.template.digest
         self._head = None
         if self.template.head is not None:
             self._head = load_head(model.name, self.template.head.weights).to(model.device)
@@ -734,7 +735,7 @@ class Reranker:
             "method": type(self.pruner).__name__,
             "keep": self.pruner.keep,
             "scorer": self.scorer,
-            "template": self.template.digest,
+            "template": self._template_digest,
             "max_image_tokens": self.max_image_tokens,
         }
 
