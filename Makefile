@@ -27,7 +27,7 @@ results: $(STAMP)
 	for item in $(TIGHT); do case $$item in main:*) keep="0.05 0.02";; *) keep=0.02;; esac; \
 	  $(BIN)/radical experiment $${item%:*} --limit $${item#*:} --keep $$keep --seeds $(SEEDS) \
 	    --out docs/results/tight || exit 1; done
-	$(BIN)/radical experiment position --limit 100 --keep 1.0 0.2 0.02 --seeds $(SEEDS) --out docs/results
+	$(BIN)/radical experiment position --limit 50 --keep 1.0 0.2 0.02 --seeds $(SEEDS) --out docs/results
 
 # The experiments on photographs: make results-photos DATA=FOLDER_OF_FLICKR8K. The pictures of `cases` show them, so they
 # are not committed.

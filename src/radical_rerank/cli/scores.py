@@ -16,6 +16,8 @@ from radical_rerank.errors import InputError
 if TYPE_CHECKING:
     from radical_rerank.lab.datasets import Dataset
     from radical_rerank.lab.testbed import Testbed
+    from radical_rerank.reranking.fitting import Measured
+    from radical_rerank.reranking.scores import ScoreCalibration
 
 KEEPS = (1.0, 0.2, 0.1)
 """the budgets that calibrations are fitted at"""
@@ -63,7 +65,9 @@ def calibrate_scores(
         fitted.append(replace(one, weight=_weight(one.weight, reranker)))
     settings = [one.settings for one in fitted]
     others = [one for one in profile.scores if one.get("settings") not in settings]
-    profile = replace(profile, scores=(*others, *(one.to_dict() for one in fitted)))
+    scores = (*others, *(one.to_dict() for one in fitted))
+    # A published profile becomes this model's own: scores belong to the very weights that gave them.
+    profile = replace(profile, scores=scores, fingerprint=backbone.fingerprint)
     path = profile.save(out or Profile.cache_path(backbone.identity))
     log.info("saved to %s", path)
     if plot:
@@ -76,20 +80,23 @@ def calibrate_scores(
         ]
         print_json({"model": backbone.name, "dataset": source.name, "calibrations": rows})
         return
-    lines = []
-    for one, (keep, own) in zip(fitted, measured.items(), strict=True):
-        lines.append(
-            [
-                f"{keep:.0%}",
-                f"{one.temperature:.2f}",
-                one.kind,
-                f"{own.ece_best_raw:.3f} → {own.ece_best:.3f}",
-                f"{own.ece_all_raw:.4f} → {own.ece_all:.4f}",
-                f"{own.auroc_raw:.3f} → {own.auroc:.3f}",
-                "–" if one.weight is None else f"{one.weight:.2f}",
-            ]
-        )
-    print_table(HEADS, lines, f"{escape(backbone.name)} on {len(lists)} lists of {source.name}")
+    _show(fitted, measured, f"{escape(backbone.name)} on {len(lists)} lists of {source.name}")
+
+
+def _show(fitted: Sequence[ScoreCalibration], measured: dict[float, Measured], title: str) -> None:
+    lines = [
+        [
+            f"{keep:.0%}",
+            f"{one.temperature:.2f}",
+            one.kind,
+            f"{own.ece_best_raw:.3f} → {own.ece_best:.3f}",
+            f"{own.ece_all_raw:.4f} → {own.ece_all:.4f}",
+            f"{own.auroc_raw:.3f} → {own.auroc:.3f}",
+            "–" if one.weight is None else f"{one.weight:.2f}",
+        ]
+        for one, (keep, own) in zip(fitted, measured.items(), strict=True)
+    ]
+    print_table(HEADS, lines, title)
     Console().print(
         "Raw → fitted; fitted on one half of the lists, measured on the other. Every list is ranked twice, "
         "with its match and with another list's picture in its place."

@@ -79,7 +79,7 @@ from radical_rerank.reranking.results import (
     join_reports,
     make_report,
 )
-from radical_rerank.reranking.scores import ScoreCalibration, calibration_for
+from radical_rerank.reranking.scores import ScoreCalibration, calibration_for, probabilities_of
 from radical_rerank.reranking.windows import rank_in_windows
 
 OnError = Literal["raise", "skip"]
@@ -432,11 +432,13 @@ class Reranker:
     ) -> Ranking:
         """Return the ranking of a list. order: (place in `work`, score), best first; parts: its prompts"""
         signals = parts[-1].answer.signals if parts else {}
-        calibration = self._usable_calibration(signals)
-        fitted = _probabilities([score for _, score in order], signals, calibration, self.window)
+        known = self.known_calibrations if self.scorer == "logits" and signals else ()
+        fitted, calibrated = probabilities_of(
+            [score for _, score in order], signals, known, self.score_settings, front=self.window
+        )
         results = []
-        for number, (place, score) in enumerate(order):
-            one, probability = work.candidates[place], None if fitted is None else fitted[number]
+        for (place, score), probability in zip(order, fitted, strict=True):
+            one = work.candidates[place]
             results.append(RankedDocument(one.index, score, documents[one.index], one.page, probability))
         least = wanted.min_probability
         return Ranking(
@@ -450,14 +452,9 @@ class Reranker:
             type(self.pruner).__name__,
             cut,
             results[0].probability if results else 0.0,
-            calibration is not None,
+            calibrated,
             signals,
         )
-
-    def _usable_calibration(self, signals: Mapping[str, float]) -> ScoreCalibration | None:
-        """Return the calibration for a list with these signals, if there is one."""
-        calibration = self.calibration if self.scorer == "logits" and signals else None
-        return calibration if calibration is not None and calibration.usable(signals) else None
 
     # Before the model runs.
 
@@ -744,13 +741,17 @@ class Reranker:
     @property
     def calibration(self) -> ScoreCalibration | None:
         """The calibration of the scores in use, if one was fitted with these settings."""
+        return calibration_for(self.known_calibrations, self.score_settings)
+
+    @property
+    def known_calibrations(self) -> tuple[dict[str, Any], ...]:
+        """All calibrations in the model's profile."""
         if self._calibrations is None:
-            name = self.backbone.name
-            profile = self.profile
+            name, profile = self.backbone.name, self.profile
             if (profile is None or not profile.scores) and Profile.may_exist(name, folder_of(name)):
                 profile = Profile.find(self.backbone.identity)
             self._calibrations = () if profile is None else profile.scores
-        return calibration_for(self._calibrations, self.score_settings) if self._calibrations else None
+        return self._calibrations
 
     @property
     def weight(self) -> float:
@@ -790,21 +791,6 @@ def _joined(parts: Sequence[_Scored], seconds: dict[str, float]) -> _Scored:
         all(own.readable for own in answers),
     )
     return _Scored(answer, join_reports([part.report for part in parts], seconds))
-
-
-def _probabilities(
-    scores: Sequence[float],
-    signals: Mapping[str, float],
-    calibration: ScoreCalibration | None,
-    window: int,
-) -> list[float] | None:
-    """Return the probabilities of scores, best first, if something is known beyond the softmax."""
-    if calibration is not None:
-        return calibration.probabilities(scores, signals, front=window)
-    if "match" not in signals:
-        return None
-    matched = math.exp(-math.log1p(math.exp(min(700.0, -signals["match"]))))
-    return [matched * math.exp(score) for score in scores]
 
 
 def _part(work: CandidateList, places: Sequence[int]) -> CandidateList:

@@ -247,6 +247,35 @@ def calibration_for(
     return ScoreCalibration.from_dict(fitting[nearest])
 
 
+def probabilities_of(
+    scores: Sequence[float],
+    signals: Mapping[str, float],
+    known: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    *,
+    front: int,
+) -> tuple[Sequence[float | None], bool]:
+    """Return the probability of each document of a list, and whether a calibration gave them.
+
+    Without one, they are the softmax over the documents and the answer `none`, if the template has it; else
+    None.
+
+    Args:
+        scores: best first
+        signals: facts about the whole list
+        known: calibrations as dicts
+        settings: of the Reranker
+        front: how many of the best were scored together
+    """
+    calibration = calibration_for(known, settings) if known else None
+    if calibration is not None and calibration.usable(signals):
+        return calibration.probabilities(scores, signals, front=front), True
+    if "match" not in signals:
+        return [None] * len(scores), False
+    matched = float(_sigmoid(np.asarray(signals["match"])))
+    return [matched * math.exp(score) for score in scores], False
+
+
 # Signals of a whole list.
 
 _OF_SCORES = ("top", "margin", "entropy")

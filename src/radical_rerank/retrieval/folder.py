@@ -84,11 +84,13 @@ class Found:
     score: float
     page: int | None = None
 
-    def document(self) -> Document:
-        """Return what a Reranker ranks: the path, or the picture of the page."""
+    def document(self, *, page_text: bool = False) -> Document:
+        """Return what a Reranker ranks: the path, or the picture of the page, with its text if requested."""
         if self.page is None:
             return self.path
-        return _pages(self.path)[self.page - 1].image(PAGE_PIXELS)
+        page = _pages(self.path)[self.page - 1]
+        image = page.image(PAGE_PIXELS)
+        return {"image": image, "text": page.text()} if page_text else image
 
 
 @dataclass(frozen=True)
