@@ -115,6 +115,8 @@ def test_its_figures_hold_the_bars() -> None:
     assert figures["Dense, pools with the match inside"]["MRR@10"] >= first["MRR@10, match inside"]
     assert figures["RaDiCal 20%, N = 20"]["MRR@10"] >= 0.99 * dense
     assert figures["Random 20%, the same layers, N = 20"]["MRR@10"] <= 0.95 * dense
+    assert figures["cold list"]["pictures"] == 20
+    assert figures["cold list"]["seconds"] < 4
     names = figures["class names"]  # nine of twelve names that are in no caption
     assert names["queries"] == 17
     assert names["Dense"] / names["queries"] >= 9 / 12
