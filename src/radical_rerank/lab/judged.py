@@ -9,8 +9,8 @@ from radical_rerank.lab.datasets import Dataset, LazySequence
 from radical_rerank.lab.first_stage import retrieve
 from radical_rerank.lab.paper import CANDIDATES
 from radical_rerank.lab.plots import PALETTE, figure, save
-from radical_rerank.reranking.fitting import JudgedList, Measured
 from radical_rerank.reranking.encoding import Query
+from radical_rerank.reranking.fitting import JudgedList, Measured
 from radical_rerank.retrieval import Embedder
 
 
