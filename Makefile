@@ -27,11 +27,12 @@ results: $(STAMP)
 	for item in $(TIGHT); do case $$item in main:*) keep="0.05 0.02";; *) keep=0.02;; esac; \
 	  $(BIN)/radical experiment $${item%:*} --limit $${item#*:} --keep $$keep --seeds $(SEEDS) \
 	    --out docs/results/tight || exit 1; done
+	$(BIN)/radical experiment position --limit 50 --keep 1.0 0.2 0.02 --seeds $(SEEDS) --out docs/results
 
 # The experiments on photographs: make results-photos DATA=FOLDER_OF_FLICKR8K. The pictures of `cases` show them, so they
 # are not committed.
 ON_PHOTOS = $(BIN)/radical experiment $(1) --testbed photos --data $(DATA) --out docs/results/photos$(2)
-PHOTOS := main:80 ablation:40 layers:40 similarity:40 diagnose:6 candidates:8 pareto:8 cases:4
+PHOTOS := main:80 ablation:40 layers:20 similarity:20 diagnose:4 candidates:8 pareto:8 cases:4
 results-photos: $(STAMP)
 	for item in $(PHOTOS); do \
 	  $(call ON_PHOTOS,$${item%:*} --limit $${item#*:} --seeds $(SEEDS)) || exit 1; done

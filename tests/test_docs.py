@@ -16,7 +16,9 @@ from radical_rerank import Profile
 from radical_rerank.backbones import Backbone
 from radical_rerank.cli import app
 from radical_rerank.pruning import METHODS
-from tests.cases import PROFILE, draw_list, make_case, model_of
+from radical_rerank.reranking.preset import presets
+from radical_rerank.reranking.prompt import PromptTemplate
+from tests.cases import PROFILE, draw_list, keep_profile, make_case, model_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
@@ -45,12 +47,18 @@ def embedded() -> Backbone:
 
 
 @pytest.fixture
-def substitutes(embedded: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def substitutes(
+    embedded: Backbone, backbones: dict[str, Backbone], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder with a.jpg, b.jpg and c.jpg; small models for large ones."""
+    tiny = backbones["qwen3_vl"]  # it reads texts, as large models do
+    keep_profile(tiny)
     for name, image in zip("abc", draw_list(1, 3)[1], strict=True):
         image.save(tmp_path / f"{name}.jpg")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Backbone, "from_pretrained", lambda name="", **options: embedded)
+    monkeypatch.setattr(
+        Backbone, "from_pretrained", lambda name="", **_: tiny if str(name).startswith("Qwen/") else embedded
+    )
     monkeypatch.setitem(METHODS, "norm", METHODS["dense"])  # the guide adds one: it goes with the test
 
 
@@ -134,6 +142,23 @@ def test_the_readme_names_every_method_and_every_folder() -> None:
     for folder in Path(radical_rerank.__file__).parent.iterdir():
         if (folder / "__init__.py").is_file():
             assert f"  {folder.name}/ " in readme, folder
+
+
+def test_the_guide_says_what_each_preset_reads() -> None:
+    guide = text_of("docs/guides/rerankers.md").partition("## Texts, pictures, instructions")[2]
+    lines = [line.strip("|").split("|") for line in guide.partition("\n## ")[0].splitlines() if "|" in line]
+    told = {row[0].strip(" `"): [cell.strip() == "yes" for cell in row[1:]] for row in lines[2:]}
+    templates = {name: preset.template for name, preset in presets().items()}
+    templates["none: any other model"] = PromptTemplate.load("qwen3_vl")
+    assert told == {
+        name: [
+            template.texts,
+            template.query_images,
+            bool(template.reference or template.pair_composed),
+            "{instruction}" in f"{template.intro}{template.pair}{template.ask_logits}",
+        ]
+        for name, template in templates.items()
+    }
 
 
 def test_every_public_name_is_in_the_api_reference() -> None:

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import pytest
 
+import radical_rerank
+from radical_rerank import generated_list
 from radical_rerank.backbones import Backbone
 from radical_rerank.cli import main
 from radical_rerank.pruning import METHODS, Profile
 from tests.cases import draw_list, keep_profile
+
+SCENES = Path(radical_rerank.__file__).parent / "embedded" / "scenes" / "weights"
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +236,48 @@ def test_bench_commands(folder: str, capsys: pytest.CaptureFixture[str]) -> None
         code, _, err = run(capsys, "bench", *wrong)
         assert code == 2
         assert "unknown" in err
+
+
+def test_calibrate_scores_keeps_them_in_the_profile_and_says_how_good_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RADICAL_CACHE", str(tmp_path / "cache"))
+    plot, out = tmp_path / "plot.png", tmp_path / "profile.json"
+    wanted = ["calibrate", "scenes", "--scores", "scenes", "--limit", "6", "--keep", "0.3", "0.1"]
+    code, text, _ = run(capsys, *wanted, "--out", str(out), "--plot", str(plot), "--json")
+    assert code == 0
+    rows = json.loads(text)["calibrations"]
+    assert [row["settings"]["keep"] for row in rows] == [0.3, 0.1]
+    assert all(row["measured"]["lists"] == 6 and row["lists"] == 12 for row in rows)
+    assert plot.is_file()
+    profile = Profile.load(out)
+    assert len([one for one in profile.scores if one["lists"] == 12]) == 2
+    assert profile.alpha == Profile.load(SCENES / "radical_profile.json").alpha
+    code, text, _ = run(capsys, *wanted[:-3], "--keep", "0.3", "--out", str(out))
+    assert code == 0
+    assert "ECE" in text
+    code, _, err = run(capsys, "calibrate", "scenes", "--scores", "scenes-composed")
+    assert code == 2
+    assert "scores are fitted on scenes or scenes-gallery" in err
+
+
+def test_rank_shows_probabilities_and_says_that_nothing_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query, images = generated_list(0, candidates=3)
+    files = []
+    for number, image in enumerate(images):
+        files.append(str(tmp_path / f"{number}.png"))
+        image.save(files[-1])
+    asked = ["rank", query, *files, "--model", "scenes"]
+    code, out, _ = run(capsys, *asked, "--permutations", "2")
+    assert code == 0
+    assert "probability" in out
+    assert "2 prompts" in out
+    code, out, _ = run(capsys, *asked, "--min-probability", "1.0")
+    assert code == 0
+    assert "nothing fits" in out
+    code, out, _ = run(capsys, *asked, "--min-probability", "1.0", "--json")
+    data = json.loads(out)
+    assert data["results"] == []
+    assert 0 < data["confidence"] < 1

@@ -215,7 +215,8 @@ def test_the_runner_calibrates_on_its_own_prompt(backbone: Backbone, monkeypatch
     assert not asked
     pruner = runner.reranker(Cell("RaDiCal", "radical", 0.5)).pruner
     assert isinstance(pruner, RaDiCal)
-    assert pruner.profile is runner.profile is PROFILE
+    assert pruner.profile is runner.profile
+    assert runner.profile == PROFILE
     (model,) = asked
     assert (model.max_image_tokens, model.template) == (9, template)
 

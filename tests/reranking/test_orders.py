@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -162,7 +163,7 @@ def test_scores_follow_their_documents_when_one_is_skipped(backbone: Backbone) -
     query, images = generated_list(6, candidates=4)
     reranker = Reranker(backbone, keep=0.2)
     expected = reranker.rank(query, images, scores=[0.0, 1.0, 2.0, 3.0], weight=1.0)
-    documents = [images[0], b"broken", *images[1:]]
+    documents: list[Any] = [images[0], b"broken", *images[1:]]
     got = reranker.rank(query, documents, scores=[0.0, 9.0, 1.0, 2.0, 3.0], weight=1.0, on_error="skip")
     assert [r.score for r in got] == [r.score for r in expected]
     assert [i - (i > 1) for i in got.order] == expected.order

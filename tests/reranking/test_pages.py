@@ -75,6 +75,8 @@ def test_text_is_tidy() -> None:
     lines = ["  Grüße (1)  an \\ alle ", "", "zweite\tZeile", "und eine dritte"]
     (page,) = pages_of(write_pdf([Leaf(lines)]), name="x")
     assert page.text() == "Grüße (1) an \\ alle zweite Zeile und eine dritte"
+    (page,) = pages_of(write_pdf([Leaf(["A hyphen-", "ated word, a well-known", "one."])]), name="x")
+    assert page.text() == "A hyphenated word, a well-known one."
     (empty,) = pages_of(write_pdf([Leaf(draw=RED.format("0 0 9 9"))]), name="x")
     assert empty.text() == ""
 

@@ -105,7 +105,8 @@ def test_isotonic_regression_is_the_best_of_all_monotone_functions(pairs: list[t
 def test_logistic_regression_finds_the_least_loss() -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(400, 2)) * [1.0, 20.0] + [3.0, -50.0]
-    labels = (rng.random(400) < 1 / (1 + np.exp(-(1.5 * (rows[:, 0] - 3) - 0.05 * (rows[:, 1] + 50))))) * 1.0
+    chance = 1 / (1 + np.exp(-(1.5 * (rows[:, 0] - 3) - 0.05 * (rows[:, 1] + 50))))
+    labels = (rng.random(400) < chance).astype(np.float64)
     weights, bias = logistic_regression(rows, labels, ridge=0.0)
 
     def loss(w: np.ndarray, b: float) -> float:

@@ -13,11 +13,12 @@ from typing import Any
 import pypdfium2
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from radical_rerank.errors import InputError
+from radical_rerank.reranking.pages import pages_of
 from radical_rerank.retrieval import FolderIndex, Found, folder
 from radical_rerank.retrieval.folder import SUFFIXES
 from tests.pdfs import Leaf, write_pdf
@@ -109,37 +110,34 @@ def listed(root: Path, found: Sequence[Found]) -> list[tuple[str, int | None, fl
     return [(each.path.relative_to(root).as_posix(), each.page, each.score) for each in found]
 
 
-NAMES = [
-    "a.png",
-    "b.JPG",
-    "sub/a.png",
-    "sub/deep/c.webp",
-    "sub.png",
-    ".hidden.png",
-    ".dot/a.png",
-    "a.pdf",
-    "notes.txt",
-]
+NAMES = ["a.png", "b.JPG", "sub/c.webp", "d.pdf", ".hidden.png", ".dot/a.png", "notes.txt"]
 OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("write"), st.sampled_from(NAMES), st.sampled_from([*COLOURS, None])),
-        st.tuples(st.just("rename"), st.sampled_from(NAMES), st.sampled_from(NAMES)),
-        st.tuples(st.just("remove"), st.sampled_from(NAMES), st.none()),
-        st.tuples(st.just("update"), st.integers(0, 3), st.none()),
-        st.tuples(st.just("new process"), st.none(), st.none()),
+    st.tuples(
+        st.one_of(
+            st.tuples(st.just("write"), st.sampled_from(NAMES), st.sampled_from([*COLOURS, None])),
+            st.tuples(st.just("rename"), st.sampled_from(NAMES), st.sampled_from(NAMES)),
+            st.tuples(st.just("remove"), st.sampled_from(NAMES), st.none()),
+            st.tuples(st.just("new process"), st.none(), st.none()),
+        ),
+        st.sampled_from([None, 0, 1, 99, 99]),  # after how many pictures the update is stopped
     ),
+    min_size=3,
     max_size=25,
 )
 
 
+@pytest.mark.slow
+@settings(max_examples=200)
 @given(operations=OPERATIONS, query=st.sampled_from(sorted(COLOURS)))
 def test_after_any_changes_it_finds_what_the_slow_version_finds(
-    operations: list[tuple[str, Any, Any]], query: str, tmp_path_factory: pytest.TempPathFactory
+    operations: list[tuple[tuple[str, Any, Any], int | None]],
+    query: str,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     root, cache = tmp_path_factory.mktemp("gallery"), tmp_path_factory.mktemp("cache")
     clock, embedder = Clock(), Colours()
     index = FolderIndex(root, embedder, cache=cache)
-    for what, first, second in operations:
+    for (what, first, second), stop in operations:
         if what == "write":
             clock.write(root / first, second)
         elif what == "rename" and (root / first).exists():
@@ -147,13 +145,13 @@ def test_after_any_changes_it_finds_what_the_slow_version_finds(
             os.replace(root / first, root / second)
         elif what == "remove":
             (root / first).unlink(missing_ok=True)
-        elif what == "update":  # which may be interrupted
-            embedder.stop, embedder.calls = first, []
-            with suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as small:
-                small.setattr(folder, "BATCH", 2)
-                index.update()
         elif what == "new process":
             index = FolderIndex(root, embedder, cache=cache)
+        if stop is not None:
+            embedder.stop, embedder.calls = stop, []
+            with suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as small:
+                small.setattr(folder, "BATCH", 1)
+                index.update()
     embedder.stop = None
     index.update()
     expected = slow_search(root, query, 4)
@@ -265,7 +263,7 @@ def test_a_damaged_index_is_made_anew(
     index = FolderIndex(root, Colours(), cache=root / ".cache")
     index.update()
     good = index.path.read_bytes()
-    cut = damage.draw(st.integers(0, len(good) - 1))
+    cut = damage.draw(st.integers(0, 999)) * len(good) // 1000  # its length depends on the clock
     noise = damage.draw(st.binary(max_size=8))
     index.path.write_bytes(good[:cut] + noise + (good[cut + len(noise) :] if noise else b""))
     again = FolderIndex(root, Colours(), cache=root / ".cache")
@@ -452,3 +450,24 @@ def test_without_the_extra_pdf_files_are_left_out(tmp_path: Path, monkeypatch: p
     (message,) = update.unreadable
     assert "pip install 'radical-rerank[pdf]'" in message
     assert index.update().embedded == 2
+
+
+def test_an_interrupt_while_pages_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.pdf", "b.pdf", "c.pdf"):
+        Clock().write(tmp_path / "gallery" / name, None if name == "a.pdf" else "red")
+    index = FolderIndex(tmp_path / "gallery", Colours())
+    count = pages_of
+
+    def stop(path: Path, **options: Any) -> Any:
+        if path.name == "c.pdf":
+            raise KeyboardInterrupt
+        return count(path, **options)
+
+    monkeypatch.setattr(folder, "pages_of", stop)
+    with pytest.raises(KeyboardInterrupt):
+        index.update()
+    monkeypatch.setattr(folder, "pages_of", count)
+    Clock().write(tmp_path / "gallery" / "a.pdf", "red")
+    index.update()
+    assert list(index.unreadable) == ["a.pdf, page 2", "b.pdf, page 2", "c.pdf, page 2"]
+    assert len(index) == 6

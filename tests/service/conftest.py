@@ -9,6 +9,7 @@ from radical_rerank import Reranker
 from radical_rerank.backbones import Backbone
 from radical_rerank.reranking import Ranking
 from tests.service.helpers import PICTURES, QUERY, serving
+from tests.tiny import pair_tokenizer, write_tiny
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 def embedded() -> Backbone:
     """The model that ships with the package."""
     return Backbone.from_pretrained("scenes")
+
+
+@pytest.fixture(scope="session")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    """A tiny model that reads texts."""
+    folder = write_tiny(tmp_path_factory.mktemp("reader"), tokenizer=pair_tokenizer())
+    return Backbone.from_pretrained(folder)
 
 
 @pytest.fixture(scope="module")

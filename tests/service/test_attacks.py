@@ -182,6 +182,34 @@ def test_what_cannot_be_parsed_is_refused(url: str) -> None:
     good(url)
 
 
+def test_hostile_documents_are_one_short_error(url: str) -> None:
+    tiny = base64.b64encode(picture(1, 1)).decode()
+    part = {"type": "image_url", "image_url": {"url": tiny}}
+    deep: Any = "x"
+    for _ in range(150):
+        deep = [deep]
+    for document, code in (
+        ({"images": [tiny] * 20_000}, "too_many_images"),
+        ({"content": [part] * 10_000}, "too_many_images"),
+        ({"images": [tiny] * 5_000, "image": 7}, "invalid_request"),
+        ({"images": [0] * 50_000}, "invalid_request"),
+        ({"content": [{"type": "text", "text": 0}] * 20_000}, "invalid_request"),
+        ({"content": deep}, "invalid_request"),
+        ({"text": deep}, "invalid_request"),
+        ({"text": "x" * 20_000_000}, "too_much_text"),
+        ("a " * 10_000_000, "too_much_text"),
+        ("~" * 20_000_000, "bad_document"),
+        ({"content": [{"type": "text", "text": "x" * 200}] * 10_000}, "too_much_text"),
+    ):
+        start = time.monotonic()
+        content = json.dumps({"query": "x", "documents": [uri(PICTURES[0]), document]}).encode()
+        status, given, message = post(url, content)
+        assert (status, given) == (422, code), message
+        assert len(message) < 300
+        assert time.monotonic() - start < 10
+    good(url)
+
+
 def test_what_takes_too_much_memory_is_refused_and_the_reader_replaced() -> None:
     reader = Readers(2, memory=192 << 20, seconds=20)
     reader.start()
@@ -204,7 +232,7 @@ def test_what_takes_too_much_memory_is_refused_and_the_reader_replaced() -> None
         reader.stop()
 
 
-LIMITS = Limits(("dense",), 10, 32_000_000, 45_000_000)
+LIMITS = Limits(("dense",), 10, 10, 1000, 1000, 32_000_000, 45_000_000)
 
 
 def test_readers_are_small_and_end_with_the_service() -> None:

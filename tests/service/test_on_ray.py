@@ -67,9 +67,11 @@ def test_the_same_service(url: str) -> None:
     assert [result["index"] for result in answer.json()["results"]] == expected.order
     assert answer.json()["pruning"][0]["method"] == "RaDiCal"
     refused = httpx.post(f"{url}/v1/rerank", json=body(documents=["words"]), timeout=60)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "bad_document")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "texts_not_supported")
     assert httpx.get(f"{url}/readyz", timeout=60).status_code == 200
-    assert httpx.get(f"{url}/v1/about", timeout=60).json()["profile"]["schedule"]
+    about = httpx.get(f"{url}/v1/about", timeout=60).json()
+    assert about["profile"]["schedule"]
+    assert about["texts"] is False
 
 
 def test_a_replica_is_added_under_load(url: str) -> None:

@@ -15,9 +15,11 @@ pytest.importorskip("playwright.sync_api", reason="playwright is for tests")
 
 from playwright.sync_api import expect, sync_playwright
 
+from radical_rerank import Reranker
 from radical_rerank.backbones import Backbone
 from radical_rerank.lab.bench.service import listening
-from tests.cases import draw_list
+from tests.cases import draw_list, keep_profile
+from tests.pdfs import Leaf, write_pdf
 
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
@@ -150,6 +152,89 @@ def test_images_are_removed_one_by_one(page: Any) -> None:
     expect(page.get_by_role("button", name="Remove scene 4", exact=True)).to_be_focused()
     page.get_by_role("button", name="Rank", exact=True).click()
     expect(page.locator("#pruned canvas")).to_have_count(11)
+
+
+def test_a_model_without_texts_has_no_captions(page: Any) -> None:
+    expect(page.locator("#note")).to_contain_text("reads images alone")
+    page.get_by_role("button", name="Sample scenes").click()
+    expect(page.locator("#pictures img")).to_have_count(12)
+    expect(page.get_by_role("textbox", name="Caption of scene 1", exact=True)).to_be_hidden()
+    rank_sample(page)
+    assert page.locator("#pruned .text").count() == 0
+
+
+# A model that reads texts.
+
+
+@pytest.fixture(scope="module")
+def reading_url(reader: Backbone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RADICAL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        keep_profile(reader)
+        with listening(reader, patience=100.0, max_text_tokens=6) as url:
+            yield url
+
+
+@pytest.mark.parametrize("page", [(1280, 900), (390, 800)], indirect=True)
+def test_a_caption_is_ranked_with_its_image(
+    page: Any, reading_url: str, reader: Backbone, tmp_path: Path
+) -> None:
+    page.goto(reading_url)
+    expect(page.locator("#note")).to_contain_text("write or paste a caption")
+    _, shown = draw_list(1, 3)
+    paths = [tmp_path / f"{number}.png" for number in range(3)]
+    for path, picture in zip(paths, shown, strict=True):
+        picture.save(path)
+    page.locator("#files").set_input_files([str(path) for path in paths])
+    expect(page.locator("#pictures img")).to_have_count(3)
+    captions = ["red star", "", "small blue circle and a large green square"]
+    for number in (0, 2):
+        page.get_by_role("textbox", name=f"Caption of {number}.png").fill(captions[number])
+    page.locator("#query").fill("red circle")
+    with page.expect_response(
+        lambda answer: answer.request.post_data and '"keep"' in answer.request.post_data
+    ) as got:
+        page.get_by_role("button", name="Rank", exact=True).click()
+    page.wait_for_selector("#results:not([hidden])", timeout=30_000)
+    keep_profile(reader)
+    documents = [{"image": p, "text": c} if c else p for p, c in zip(shown, captions, strict=True)]
+    expected = Reranker(reader, "radical", keep=0.2, max_text_tokens=6).rank("red circle", documents)
+    results = got.value.json()["results"]
+    assert [result["index"] for result in results] == expected.order
+    scores = [result["relevance_score"] for result in results]
+    assert scores == pytest.approx([result.probability for result in expected], abs=1e-4)
+    expect(page.locator("#status")).to_contain_text("captions cut to the model's limit: 1")
+    texts = page.locator("#pruned li").all_inner_texts()
+    assert [captions[i] in text for i, text in zip(expected.order, texts, strict=True)] == [True] * 3
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is for tests").Axe()
+    report = axe.run(page)
+    assert report.violations_count == 0, report.generate_report()
+    page.get_by_role("textbox", name="Caption of 1.png").fill("blue")
+    expect(page.locator("#results")).to_be_hidden()  # it shows the ranking of other documents
+
+
+def test_the_pages_of_a_pdf_become_images(page: Any, reading_url: str, tmp_path: Path) -> None:
+    pytest.importorskip("pypdfium2", reason="an extra")
+    good, bad = tmp_path / "report.pdf", tmp_path / "broken.pdf"
+    good.write_bytes(
+        write_pdf([Leaf(lines=(words,), box=(0, 0, 300, 200)) for words in ("red star", "blue circle")])
+    )
+    bad.write_bytes(b"%PDF-1.7" + bytes(100))
+    page.locator("#files").set_input_files([str(good), str(bad)])  # a model without texts
+    expect(page.locator("#pictures img")).to_have_count(2)
+    expect(page.locator("#status.error")).to_contain_text(
+        "broken.pdf: document 0 is not a PDF that can be read"
+    )
+    page.goto(reading_url)
+    page.wait_for_selector("#plot svg")
+    page.locator("#files").set_input_files([str(good)])
+    expect(page.locator("#pictures img")).to_have_count(2)
+    assert page.get_by_role("textbox", name="Caption of report.pdf, page 2").input_value() == "blue circle"
+    page.locator("#query").fill("red circle")
+    page.get_by_role("button", name="Rank", exact=True).click()
+    page.wait_for_selector("#results:not([hidden])", timeout=30_000)
+    assert page.locator("#pruned .text").count() == 2
 
 
 def test_accessibility(page: Any) -> None:

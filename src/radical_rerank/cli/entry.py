@@ -222,8 +222,8 @@ def calibrate(
     scores: Annotated[
         str | None,
         typer.Option(
-            help="Fit the probabilities of results instead, on scenes, photos, scenes-gallery or "
-            "photos-gallery."
+            help="Fit the probabilities of results instead, on scenes, photos, scenes-gallery, "
+            "photos-gallery, or a file of your own lists, FILE.jsonl."
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=4, help="With --scores, how many lists.")] = 400,

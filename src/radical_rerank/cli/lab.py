@@ -45,7 +45,9 @@ Tokens = Annotated[
 @app.command("eval")
 def evaluate(
     out: Annotated[str, typer.Option(help="Output folder. An interrupted run there continues.")],
-    dataset: Annotated[str, typer.Option(help="A data set, see `radical datasets`.")] = "scenes",
+    dataset: Annotated[
+        str, typer.Option(help="A data set, see `radical datasets`, or a file of your own lists, FILE.jsonl.")
+    ] = "scenes",
     methods: Annotated[list[str] | None, typer.Option(help="Methods, see `radical methods`.")] = None,
     keep: PaperKeeps = None,
     seeds: Annotated[
@@ -84,14 +86,16 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate methods on a data set. Writes one record per query and method, and a table."""
-    from radical_rerank.lab.catalog import open_dataset
+    from radical_rerank.backbones import DEFAULT_MODEL
+    from radical_rerank.lab.catalog import LISTS, open_dataset
     from radical_rerank.lab.experiments.definitions import Experiment, compared, run_experiment, seeded
     from radical_rerank.lab.first_stage import pools_of
     from radical_rerank.lab.records import RunFolder
     from radical_rerank.lab.tables import summarize, write_tables
 
-    testbed = _testbed("photos" if "photos" in (dataset, model) else dataset, data_folder)
-    model = model or testbed.name
+    own = dataset.endswith(LISTS)
+    testbed = _testbed("photos" if "photos" in (dataset, model) and not own else dataset, data_folder)
+    model = model or (DEFAULT_MODEL if own else testbed.name)
     names, keeps, seeds = methods or ["dense", "radical"], keep or list(KEEPS), seeds or [SEED]
     plan = Experiment(dataset, lambda budgets: compared(names, budgets))
     cells = seeded(plan.cells(keeps), seeds)  # checks the methods before anything is loaded
@@ -225,7 +229,7 @@ def experiment(
 
 def _testbed(dataset: str, folder: str | None) -> Testbed:
     """Return the testbed that a data set belongs to; scenes for data sets from files."""
-    if not dataset.startswith("photos"):
+    if not dataset.startswith("photos") or dataset.endswith(".jsonl"):
         from radical_rerank.embedded.scenes.datasets import TESTBED
 
         return TESTBED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,6 +12,12 @@ from rich.markup import escape
 from radical_rerank import progress as bars
 from radical_rerank.cli.common import log, print_json, print_table
 from radical_rerank.errors import InputError
+
+if TYPE_CHECKING:
+    from radical_rerank.lab.datasets import Dataset
+    from radical_rerank.lab.testbed import Testbed
+    from radical_rerank.reranking.fitting import Measured
+    from radical_rerank.reranking.scores import ScoreCalibration
 
 KEEPS = (1.0, 0.2, 0.1)
 """the budgets that calibrations are fitted at"""
@@ -43,7 +49,7 @@ def calibrate_scores(
     if any(not 0 < keep <= 1 for keep in keeps):
         raise InputError("every --keep must lie between 0 and 1")
     testbed = _testbed(dataset, data)
-    source = testbed.for_fitting(dataset, limit)
+    source = _lists(dataset, testbed, limit)
     backbone = Backbone.from_pretrained(model, **loading)
     first_stage = backbone if backbone.name == testbed.name else None
     lists = judged_lists(
@@ -59,7 +65,9 @@ def calibrate_scores(
         fitted.append(replace(one, weight=_weight(one.weight, reranker)))
     settings = [one.settings for one in fitted]
     others = [one for one in profile.scores if one.get("settings") not in settings]
-    profile = replace(profile, scores=(*others, *(one.to_dict() for one in fitted)))
+    scores = (*others, *(one.to_dict() for one in fitted))
+    # A published profile becomes this model's own: scores belong to the very weights that gave them.
+    profile = replace(profile, scores=scores, fingerprint=backbone.fingerprint)
     path = profile.save(out or Profile.cache_path(backbone.identity))
     log.info("saved to %s", path)
     if plot:
@@ -72,24 +80,35 @@ def calibrate_scores(
         ]
         print_json({"model": backbone.name, "dataset": source.name, "calibrations": rows})
         return
-    lines = []
-    for one, (keep, own) in zip(fitted, measured.items(), strict=True):
-        lines.append(
-            [
-                f"{keep:.0%}",
-                f"{one.temperature:.2f}",
-                one.kind,
-                f"{own.ece_best_raw:.3f} → {own.ece_best:.3f}",
-                f"{own.ece_all_raw:.4f} → {own.ece_all:.4f}",
-                f"{own.auroc_raw:.3f} → {own.auroc:.3f}",
-                "–" if one.weight is None else f"{one.weight:.2f}",
-            ]
-        )
-    print_table(HEADS, lines, f"{escape(backbone.name)} on {len(lists)} lists of {source.name}")
+    _show(fitted, measured, f"{escape(backbone.name)} on {len(lists)} lists of {source.name}")
+
+
+def _show(fitted: Sequence[ScoreCalibration], measured: dict[float, Measured], title: str) -> None:
+    lines = [
+        [
+            f"{keep:.0%}",
+            f"{one.temperature:.2f}",
+            one.kind,
+            f"{own.ece_best_raw:.3f} → {own.ece_best:.3f}",
+            f"{own.ece_all_raw:.4f} → {own.ece_all:.4f}",
+            f"{own.auroc_raw:.3f} → {own.auroc:.3f}",
+            "–" if one.weight is None else f"{one.weight:.2f}",
+        ]
+        for one, (keep, own) in zip(fitted, measured.items(), strict=True)
+    ]
+    print_table(HEADS, lines, title)
     Console().print(
         "Raw → fitted; fitted on one half of the lists, measured on the other. Every list is ranked twice, "
         "with its match and with another list's picture in its place."
     )
+
+
+def _lists(dataset: str, testbed: Testbed, limit: int) -> Dataset:
+    """Return the user's own lists, or those of the testbed."""
+    from radical_rerank.lab.catalog import LISTS
+    from radical_rerank.lab.own_lists import own_lists
+
+    return own_lists(dataset) if dataset.endswith(LISTS) else testbed.for_fitting(dataset, limit)
 
 
 def _weight(fitted: float | None, reranker: Any) -> float | None:

@@ -84,7 +84,7 @@ def search(
     with _timed(seconds, "retrieve"):
         found = index.search(query, max(candidates, top_k))
     with _timed(seconds, "rerank"):
-        found, documents = _documents(found)
+        found, documents = _documents(found, reranker.page_text)
         ranking = reranker.rank(query, documents, top_k=top_k, on_error="skip")
     for skipped in ranking.skipped:
         log.warning("skipped: %s", skipped.reason)
@@ -139,12 +139,12 @@ def _updated(index: FolderIndex, rebuild: bool) -> Update:
     return update
 
 
-def _documents(found: Sequence[Found]) -> tuple[list[Found], list[Document]]:
+def _documents(found: Sequence[Found], page_text: bool) -> tuple[list[Found], list[Document]]:
     """Return what can be ranked: a PDF may have gone or changed since it was indexed."""
     usable, documents = [], []
     for each in found:
         try:
-            documents.append(each.document())
+            documents.append(each.document(page_text=page_text))
             usable.append(each)
         except InputError as error:
             log.warning("skipped: %s", _printable(str(error)))
@@ -220,7 +220,8 @@ def write_page(
 
     path, figures = Path(path), []
     for result, document in zip(results, pictures, strict=True):
-        picture = load_image(document, name=_name(result)).copy()
+        shown = document["image"] if isinstance(document, dict) else document
+        picture = load_image(shown, name=_name(result)).copy()
         picture.thumbnail((THUMBNAIL, THUMBNAIL))
         name = html.escape(_name(result))
         figures.append(

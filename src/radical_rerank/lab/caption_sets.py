@@ -112,7 +112,7 @@ def flickr8k(
     """
     _check_captions(captions)
     path, folder = Path(tokens), Path(images)
-    wanted = None if split_file is None else {line for _, line in _lines(Path(split_file))}
+    wanted = None if split_file is None else {line for _, line in numbered_lines(Path(split_file))}
     texts = _flickr8k_captions(path, wanted)
     files = {file: folder / file for file, _ in texts.values()}
     if wanted is not None and wanted - files.keys():
@@ -136,7 +136,7 @@ def flickr8k(
 def _flickr8k_captions(path: Path, wanted: set[str] | None) -> dict[str, tuple[str, str]]:
     """Read (picture, caption) pairs by the caption's id. wanted: the pictures to use; None for all"""
     texts: dict[str, tuple[str, str]] = {}
-    for number, line in _lines(path):
+    for number, line in numbered_lines(path):
         key, tab, caption = line.partition("\t")
         file, mark, _ = key.partition("#")
         if not (tab and mark and file and caption.strip()):
@@ -152,7 +152,7 @@ def _judgements(path: str | Path | None, columns: int) -> Iterator[tuple[int, st
     """Yield (line number, picture, caption id, grade). columns: 3 for expert judgements, 1 for crowd"""
     if path is None:
         return
-    for number, line in _lines(Path(path)):
+    for number, line in numbered_lines(Path(path)):
         parts = line.split("\t")
         try:
             file, key, values = parts[0], parts[1], [float(v) for v in parts[2 : 2 + columns]]
@@ -238,7 +238,7 @@ def _json(path: Path) -> Any:
         raise InputError(f"cannot read {path}: {error}") from None
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line number, line) of the lines that are not blank."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

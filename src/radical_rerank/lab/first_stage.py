@@ -77,7 +77,7 @@ def _pool_key(data: Dataset, depth: int, embedder: str, weights: str) -> str:
     """Return a digest of everything that changes the pools."""
     queries = [[task.id, task.text, task.reference] for task in data.tasks]
     references = dict.fromkeys(task.reference for task in data.tasks if task.reference)
-    contents = [data.contents(data.gallery), data.contents(references)]
+    contents = [data.contents(data.gallery), data.picture_contents(references)]
     return digest_of([data.name, list(data.gallery), queries, contents, depth, embedder, weights])
 
 

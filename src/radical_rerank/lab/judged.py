@@ -1,4 +1,4 @@
-"""A data set's lists with their relevant pictures, to fit scores on."""
+"""A data set's lists with their relevant documents, to fit scores on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from radical_rerank.lab.datasets import Dataset, LazySequence
 from radical_rerank.lab.first_stage import retrieve
 from radical_rerank.lab.paper import CANDIDATES
 from radical_rerank.lab.plots import PALETTE, figure, save
-from radical_rerank.reranking.encoding import Query
 from radical_rerank.reranking.fitting import JudgedList, Measured
 from radical_rerank.retrieval import Embedder
 
@@ -17,7 +16,7 @@ from radical_rerank.retrieval import Embedder
 def judged_lists(
     data: Dataset, limit: int, embedder: Callable[[], Embedder], *, depth: int = CANDIDATES
 ) -> LazySequence[JudgedList]:
-    """Return a data set's lists with their relevant pictures, made when they are used.
+    """Return a data set's lists with their relevant documents, made when they are used.
 
     Args:
         data: the data set
@@ -37,10 +36,9 @@ def judged_lists(
             names, scores = list(task.candidates or ()), None
         else:
             names, scores = [name for name, _ in found[task.id]], [score for _, score in found[task.id]]
-        reference = None if task.reference is None else data.picture(task.reference)
         return JudgedList(
-            Query(task.text, reference),
-            [data.picture(name) for name in names],
+            data.query(task),
+            [data.document(name) for name in names],
             [name in task.relevant for name in names],
             scores,
         )

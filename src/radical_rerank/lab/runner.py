@@ -16,10 +16,12 @@ from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Profile, build
 from radical_rerank.reranking import Query, Ranking, Reranker
 from radical_rerank.reranking.calibration import profile_of
-from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, ImageLike, VisionCache
+from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, VisionCache
 
 Pools = Mapping[str, Sequence[str]]
 """per query the candidates of a first stage, best first"""
+Scores = Mapping[str, Mapping[str, float]]
+"""per query the first stage's score of each candidate"""
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,16 @@ class QueryWork:
         number: the query's number in the data set
         task: the query
         candidates: the ids of its candidates
-        pictures: the candidates and the reference, by id
-        content: a digest of the text, the judgements and all pictures
+        query: the query with its pictures
+        documents: the candidates by id, as `Reranker.rank` takes them
+        content: a digest of the query, the judgements, and all texts and pictures
     """
 
     number: int
     task: Task
     candidates: Sequence[str]
-    pictures: Mapping[str, ImageLike]
+    query: Query
+    documents: Mapping[str, Any]
     content: str
 
 
@@ -82,6 +86,7 @@ class Runner:
         records: Records,
         *,
         pools: Pools | None = None,
+        scores: Scores | None = None,
         limit: int | None = None,
         progress: Progress = silent,
     ) -> None:
@@ -92,6 +97,7 @@ class Runner:
             cells: the settings
             records: where existing records are looked up and new ones are added
             pools: the candidates of a first stage, if the data set has no lists of its own
+            scores: the first stage's scores, to mix into the ranking; the cells' `data` has their weight
             limit: rank only the first queries, up to this number
             progress: shows the progress over queries
         """
@@ -99,7 +105,7 @@ class Runner:
         # Query by query, not cell by cell: a query's pictures are then encoded only once.
         for number in progress(range(count), data.name):
             work = work_of(data, number, pools)
-            for record in self.ranked(data, work, self.missing(work, cells, records)):
+            for record in self.ranked(data, work, self.missing(work, cells, records), scores):
                 records.add(record)
 
     def missing(self, work: QueryWork, cells: Sequence[Cell], records: Records) -> list[Cell]:
@@ -112,17 +118,23 @@ class Runner:
         """Rank one query under these cells. Yields the records."""
         return self.ranked(data, work_of(data, number, pools), cells)
 
-    def ranked(self, data: Dataset, work: QueryWork, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+    def ranked(
+        self, data: Dataset, work: QueryWork, cells: Sequence[Cell], scores: Scores | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Rank a prepared query under these cells. Yields the records."""
         task = work.task
-        reference = None if task.reference is None else work.pictures[task.reference]
         for cell in cells:
             order = list(work.candidates)
             random.Random(f"{cell.seed} {task.id}").shuffle(order)
             reranker = self.reranker(cell)
-            pictures = [work.pictures[name] for name in order]
             try:
-                ranking = reranker.rank(Query(task.text, reference), pictures)
+                first = None if scores is None else [scores[task.id][name] for name in order]
+                ranking = reranker.rank(
+                    work.query,
+                    [work.documents[name] for name in order],
+                    scores=first,
+                    weight=cell.data.get("weight"),
+                )
             except RadicalError as error:
                 raise type(error)(f"{data.name}, query {task.id}, {cell.name}: {error}") from error
             yield self._record(data, work, cell, order, ranking)
@@ -151,6 +163,7 @@ class Runner:
             "kv_saved": totals.kv_saved,
             "repairs": ranking.repairs,
             "unreadable": ranking.unreadable,
+            "cut": len(ranking.cut),
             "seconds": {part: round(spent, 6) for part, spent in totals.seconds.items()},
             **self.provenance,
         }
@@ -206,7 +219,8 @@ class Runner:
     def known_profile(self) -> Profile:
         """The model's trust profile. It is looked up, or measured, on first use."""
         if self.profile is None:
-            self.profile = profile_of(self.plain)
+            # Calibrations of scores change no ranking: a record must not depend on them.
+            self.profile = replace(profile_of(self.plain), scores=())
         return self.profile
 
 
@@ -220,11 +234,10 @@ def work_of(data: Dataset, number: int, pools: Pools | None = None) -> QueryWork
     """
     task = data.tasks[number]
     candidates = _candidates(data, task, pools)
-    reference = [] if task.reference is None else [task.reference]
-    contents = [data.contents(candidates), data.contents(reference)]
-    content = digest_of([data.name, list(candidates), replace(task, candidates=None), contents])
-    pictures = {name: data.picture(name) for name in (*candidates, *reference)}
-    return QueryWork(number, task, candidates, pictures, content)
+    contents = [data.contents(candidates), data.picture_contents(task.pictures)]
+    content = digest_of([data.name, list(candidates), task.facts, contents])
+    documents = {name: data.document(name) for name in candidates}
+    return QueryWork(number, task, candidates, data.query(task), documents, content)
 
 
 def _candidates(data: Dataset, task: Task, pools: Pools | None) -> Sequence[str]:
@@ -233,5 +246,5 @@ def _candidates(data: Dataset, task: Task, pools: Pools | None) -> Sequence[str]
         where = "in the pools" if pools is not None else f"in {data.name}; it needs a first stage"
         raise InputError(f"query {task.id} ({task.text!r}) has no candidates {where}")
     if len(set(candidates)) < len(candidates):
-        raise InputError(f"the pool of query {task.id} names a picture twice")
+        raise InputError(f"the pool of query {task.id} names a document twice")
     return candidates

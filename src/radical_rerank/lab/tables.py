@@ -47,6 +47,7 @@ class TableRow:
         graded: some pictures are more relevant than others
         seeds_used: the seeds
         unreadable: generated answers without an order; the order of the prompt was kept
+        cut: texts of documents that were cut
     """
 
     name: str
@@ -72,6 +73,7 @@ class TableRow:
     graded: bool = False
     seeds_used: tuple[int, ...] = ()
     unreadable: int = 0
+    cut: int = 0
 
 
 def summarize(records: Iterable[dict[str, Any]], paper: Mapping[str, float] | None = None) -> list[TableRow]:
@@ -149,6 +151,7 @@ def _row(
         graded=any(grade > 1 for record in group for grade in record["relevant"].values()),
         seeds_used=seeds,
         unreadable=sum(record.get("unreadable", 0) for record in group),
+        cut=sum(record.get("cut", 0) for record in group),
     )
 
 
@@ -292,6 +295,9 @@ def facts_of(rows: Sequence[TableRow]) -> str:
     unread = [f"{row.name} {row.unreadable}" for row in rows if row.unreadable]
     if unread:
         facts.append(f"answers without an order (the prompt's order was kept): {', '.join(unread)}")
+    cut = [f"{row.name} {row.cut}" for row in rows if row.cut]
+    if cut:
+        facts.append(f"documents whose text was too long and was cut: {', '.join(cut)}")
     return "; ".join(facts) + "." + sparsevlm_note((row.method, row.options) for row in rows)
 
 

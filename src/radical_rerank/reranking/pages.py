@@ -10,6 +10,7 @@ import atexit
 import hashlib
 import math
 import os
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -129,9 +130,7 @@ class Page:
 
         text = self._read(read)
         # PDFium marks a hyphen at the end of a line: the word goes on without it.
-        for mark in ("\ufffe\r\n", "\x02\r\n", "\ufffe", "\x02"):
-            text = text.replace(mark, "")
-        return " ".join(text.replace("\x00", " ").split())
+        return " ".join(re.sub("[\ufffe\x02]", "", text).replace("\x00", " ").split())
 
     def size(self, max_pixels: int) -> tuple[int, int]:
         """Return the size of the picture that `image` would draw."""

@@ -79,7 +79,7 @@ from radical_rerank.reranking.results import (
     join_reports,
     make_report,
 )
-from radical_rerank.reranking.scores import ScoreCalibration, calibration_for
+from radical_rerank.reranking.scores import ScoreCalibration, calibration_for, probabilities_of
 from radical_rerank.reranking.windows import rank_in_windows
 
 OnError = Literal["raise", "skip"]
@@ -125,6 +125,22 @@ class _Scored:
     others: tuple[PruningReport, ...] = ()
 
 
+class _Given:
+    """A list to rank, as the caller gave it."""
+
+    def __init__(
+        self, query: AnyQuery, documents: Iterable[Document], scores: Iterable[float] | None = None
+    ) -> None:
+        self.query, self.documents = query, _listed(documents)
+        self.scores = None if scores is None else checked_scores(scores, len(self.documents))
+
+    def prior(self, work: CandidateList) -> list[float] | None:
+        """Return a first stage's scores of the candidates, standardised; None if there are none."""
+        if self.scores is None:
+            return None
+        return standardised([self.scores[one.index] for one in work.candidates])
+
+
 @dataclass(frozen=True)
 class _Wanted:
     """What a ranking should be like, see `Reranker.rank`."""
@@ -162,7 +178,7 @@ class Reranker:
         pair_batch: pointwise, how many images run together; the scores are the same
         max_image_tokens: larger images are scaled down to this many visual tokens (default 384)
         max_pixels: larger images are refused
-        max_query_tokens: longer queries are refused; by default there is no limit
+        max_query_tokens: longer queries and instructions are refused; by default there is no limit
         max_text_tokens: longer texts of documents are cut to this many tokens (`Ranking.cut`)
         page_text: pages of PDF files come with their own text; by default if the model reads texts
         vision_cache_bytes: how much of the images encoded last to keep; 0 for none
@@ -248,6 +264,7 @@ class Reranker:
         assert preset is None or isinstance(preset, Preset)
         words = None if preset is None else preset.template
         self.template = choose_template(model, template, words, instruction)
+        self._template_digest = self.template.digest
         self._head = None
         if self.template.head is not None:
             self._head = load_head(model.name, self.template.head.weights).to(model.device)
@@ -389,15 +406,9 @@ class Reranker:
 
     def _rank_many(self, lists: Iterable[ListToRank], batch_size: int, wanted: _Wanted) -> Iterator[Ranking]:
         remaining = iter(lists)
-        while batch := [
-            (query, _listed(documents), *scores)
-            for query, documents, *scores in islice(remaining, batch_size)
-        ]:
-            loaded = [self._load(query, documents, wanted.on_error) for query, documents, *_ in batch]
-            priors = [
-                self._prior(work, len(documents), *scores)
-                for (work, *_), (_, documents, *scores) in zip(loaded, batch, strict=True)
-            ]
+        while batch := [_Given(*given) for given in islice(remaining, batch_size)]:
+            loaded = [self._load(given, wanted.on_error) for given in batch]
+            priors = [given.prior(work) for given, (work, *_) in zip(batch, loaded, strict=True)]
             # Lists that fit a window run together; longer ones take several passes of their own.
             short = [i for i, (work, *_) in enumerate(loaded) if self._fits(len(work.candidates))]
             scored = self._score_in_orders([loaded[i][0] for i in short], [priors[i] for i in short], wanted)
@@ -408,7 +419,7 @@ class Reranker:
                     order = sorted(enumerate(parts[0].answer.scores), key=itemgetter(1), reverse=True)
                 else:
                     order = self._in_windows(work, priors[i], wanted, parts)
-                yield self._ranking(work, batch[i][1], order, parts, wanted, skipped, cut)
+                yield self._ranking(work, batch[i].documents, order, parts, wanted, skipped, cut)
 
     def _ranking(
         self,
@@ -422,14 +433,14 @@ class Reranker:
     ) -> Ranking:
         """Return the ranking of a list. order: (place in `work`, score), best first; parts: its prompts"""
         signals = parts[-1].answer.signals if parts else {}
-        fitted = self._fitted([score for _, score in order], signals)
-        results = [
-            RankedDocument(one.index, score, documents[one.index], one.page, probability)
-            for one, score, probability in (
-                (work.candidates[place], score, probability)
-                for (place, score), probability in zip(order, fitted or [None] * len(order), strict=True)
-            )
-        ]
+        known = self.known_calibrations if self.scorer == "logits" and signals else ()
+        fitted, calibrated = probabilities_of(
+            [score for _, score in order], signals, known, self.score_settings, front=self.window
+        )
+        results = []
+        for (place, score), probability in zip(order, fitted, strict=True):
+            one = work.candidates[place]
+            results.append(RankedDocument(one.index, score, documents[one.index], one.page, probability))
         least = wanted.min_probability
         return Ranking(
             tuple([one for one in results if least is None or one.probability >= least][: wanted.top_k]),
@@ -442,33 +453,23 @@ class Reranker:
             type(self.pruner).__name__,
             cut,
             results[0].probability if results else 0.0,
-            fitted is not None and self.calibration is not None,
+            calibrated,
             signals,
         )
-
-    def _fitted(self, scores: Sequence[float], signals: Mapping[str, float]) -> list[float] | None:
-        """Return the probabilities of scores, best first, if something is known beyond the softmax."""
-        if self.scorer != "logits" or not signals:
-            return None
-        calibration = self.calibration
-        if calibration is not None and calibration.usable(signals):
-            return calibration.probabilities(scores, signals, front=self.window)
-        if "match" not in signals:
-            return None
-        matched = math.exp(-math.log1p(math.exp(min(700.0, -signals["match"]))))
-        return [matched * math.exp(score) for score in scores]
 
     # Before the model runs.
 
     def _load(
-        self, query: str | Query | Mapping[str, Any], documents: Sequence[Document], on_error: OnError
+        self, given: _Given, on_error: OnError
     ) -> tuple[CandidateList, tuple[Skipped, ...], tuple[Cut, ...]]:
-        query = self.check_query(query)
+        query = self.check_query(given.query)
         composed = query.reference is not None
         context = self.encoder.load_context(
             query.images if query.reference is None else [query.reference], REFERENCE if composed else CONTEXT
         )
-        candidates, unusable = self.encoder.load(documents, skip=on_error == "skip", page_text=self.page_text)
+        candidates, unusable = self.encoder.load(
+            given.documents, skip=on_error == "skip", page_text=self.page_text
+        )
         cuts: list[Cut] = []
         for place, one in enumerate(candidates):
             if one.text:
@@ -488,27 +489,19 @@ class Reranker:
             raise InputError("a query with a reference image has no other pictures")
         if not isinstance(text, str) or not (text.strip() or query.images):
             raise InputError(f"the query is empty: {text!r}")
-        if self.max_query_tokens is not None:
+        limit = self.max_query_tokens
+        for name, given in (("query", text), ("instruction", query.instruction)):
+            if limit is None or given is None:
+                continue
             with self.backbone.exclusive():
-                count = query_tokens(self.backbone, text)
-            if count > self.max_query_tokens:
-                raise InputError(
-                    f"the query has {count} tokens, more than the limit of {self.max_query_tokens}"
-                )
+                count = query_tokens(self.backbone, given)
+            if count > limit:
+                raise InputError(f"the {name} has {count} tokens, more than the limit of {limit}")
         return query
 
     def _fits(self, count: int) -> bool:
         """Return whether a list of so many candidates is scored in one go."""
         return count > 0 if self.scorer == "pointwise" else 1 < count <= self.window
-
-    def _prior(
-        self, work: CandidateList, documents: int, scores: Iterable[float] | None = None
-    ) -> list[float] | None:
-        """Return a first stage's scores of the candidates, standardised; None if there are none."""
-        if scores is None:
-            return None
-        given = checked_scores(scores, documents)
-        return standardised([given[one.index] for one in work.candidates])
 
     def _in_windows(
         self, work: CandidateList, prior: Sequence[float] | None, wanted: _Wanted, scored: list[_Scored]
@@ -555,10 +548,7 @@ class Reranker:
 
     def _with_prior(self, scored: _Scored, prior: Sequence[float], weight: float | None) -> _Scored:
         """Add a first stage's standardised scores."""
-        if weight is None:
-            calibration = self.calibration
-            fitted = None if calibration is None else calibration.weight
-            weight = DEFAULT_WEIGHT if fitted is None else fitted
+        weight = self.weight if weight is None else weight
         scores = mixed(scored.answer.scores, prior, weight, pointwise=self.scorer == "pointwise")
         return replace(scored, answer=replace(scored.answer, scores=scores))
 
@@ -745,20 +735,31 @@ class Reranker:
             "method": type(self.pruner).__name__,
             "keep": self.pruner.keep,
             "scorer": self.scorer,
-            "template": self.template.digest,
+            "template": self._template_digest,
             "max_image_tokens": self.max_image_tokens,
         }
 
     @property
     def calibration(self) -> ScoreCalibration | None:
         """The calibration of the scores in use, if one was fitted with these settings."""
+        return calibration_for(self.known_calibrations, self.score_settings)
+
+    @property
+    def known_calibrations(self) -> tuple[dict[str, Any], ...]:
+        """All calibrations in the model's profile."""
         if self._calibrations is None:
-            name = self.backbone.name
-            profile = self.profile
+            name, profile = self.backbone.name, self.profile
             if (profile is None or not profile.scores) and Profile.may_exist(name, folder_of(name)):
                 profile = Profile.find(self.backbone.identity)
             self._calibrations = () if profile is None else profile.scores
-        return calibration_for(self._calibrations, self.score_settings) if self._calibrations else None
+        return self._calibrations
+
+    @property
+    def weight(self) -> float:
+        """The weight of a first stage's scores by default: the fitted one, or 0.2."""
+        calibration = self.calibration
+        fitted = None if calibration is None else calibration.weight
+        return DEFAULT_WEIGHT if fitted is None else fitted
 
     @property
     def profile(self) -> Profile | None:

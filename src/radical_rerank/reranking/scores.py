@@ -146,7 +146,7 @@ class ScoreCalibration:
         if self.kind == "platt":
             return _sigmoid(self.slope * x + self.intercept)
         places, values = np.asarray(self.points).T
-        return np.interp(x, places, values)
+        return np.asarray(np.interp(x, places, values), dtype=np.float64)
 
     # Fitting.
 
@@ -245,6 +245,35 @@ def calibration_for(
         return None
     nearest = min(fitting, key=lambda at: abs(math.log(at / keep)))
     return ScoreCalibration.from_dict(fitting[nearest])
+
+
+def probabilities_of(
+    scores: Sequence[float],
+    signals: Mapping[str, float],
+    known: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    *,
+    front: int,
+) -> tuple[Sequence[float | None], bool]:
+    """Return the probability of each document of a list, and whether a calibration gave them.
+
+    Without one, they are the softmax over the documents and the answer `none`, if the template has it; else
+    None.
+
+    Args:
+        scores: best first
+        signals: facts about the whole list
+        known: calibrations as dicts
+        settings: of the Reranker
+        front: how many of the best were scored together
+    """
+    calibration = calibration_for(known, settings) if known else None
+    if calibration is not None and calibration.usable(signals):
+        return calibration.probabilities(scores, signals, front=front), True
+    if "match" not in signals:
+        return [None] * len(scores), False
+    matched = float(_sigmoid(np.asarray(signals["match"])))
+    return [matched * math.exp(score) for score in scores], False
 
 
 # Signals of a whole list.

@@ -84,11 +84,13 @@ class Found:
     score: float
     page: int | None = None
 
-    def document(self) -> Document:
-        """Return what a Reranker ranks: the path, or the picture of the page."""
+    def document(self, *, page_text: bool = False) -> Document:
+        """Return what a Reranker ranks: the path, or the picture of the page, with its text if requested."""
         if self.page is None:
             return self.path
-        return _pages(self.path)[self.page - 1].image(PAGE_PIXELS)
+        page = _pages(self.path)[self.page - 1]
+        image = page.image(PAGE_PIXELS)
+        return {"image": image, "text": page.text()} if page_text else image
 
 
 @dataclass(frozen=True)
@@ -216,18 +218,20 @@ class FolderIndex:
 
         What is done is saved every half a minute, and when an error or an interrupt ends the update.
         """
-        state, now, self._listed = self._state, time.time_ns(), None
+        state, self._listed = self._state, None
+        earliest = time.time_ns() - CLOCK_NS
         files, unreadable = self._files()
+        latest = time.time_ns() + CLOCK_NS
         removed = [path for path in state.files if path not in files]
         new = sorted(path for path in files if path not in state.files)
         changed = [path for path in files if path in state.files and files[path] != state.files[path]]
-        for path in (*removed, *changed):
+        for path in (*removed, *new, *changed):
             state.forget(path)
+        broken = self._count_pages([path for path in (*new, *changed) if is_pdf(path)])
         for path in (*new, *changed):
             size, time_ns = files[path]
             # It may change again at what the file system calls the same time: look at it again next time.
-            state.files[path] = size, -1 if abs(now - time_ns) < CLOCK_NS else time_ns
-        broken = self._count_pages([path for path in (*new, *changed) if is_pdf(path)])
+            state.files[path] = size, -1 if earliest < time_ns < latest else time_ns
         missing = state.missing()
         if removed or new or changed or missing:
             self._gallery = None

@@ -9,9 +9,8 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib import resources
+from itertools import islice
 from typing import Annotated, Any
-
-from PIL import Image
 
 from radical_rerank.errors import needs_extra
 
@@ -25,8 +24,8 @@ with needs_extra("serve"):
 
 import radical_rerank
 from radical_rerank.pruning import METHODS, build
+from radical_rerank.reranking import Cut, Ranking
 from radical_rerank.reranking import Query as RankQuery
-from radical_rerank.reranking import Ranking
 from radical_rerank.reranking.calibration import sample_list, sample_worlds
 from radical_rerank.reranking.encoding import data_uri, load_image
 from radical_rerank.service.backend import Backend, Local
@@ -87,7 +86,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     _handle_errors(app, metrics)
     app.include_router(_rerank_routes(settings, backend, reading, metrics))
     app.include_router(_status_routes(settings, backend, metrics))
-    app.include_router(_page_routes(settings, backend))
+    app.include_router(_page_routes(settings, backend, reading))
     _describe_request(app)
     return app
 
@@ -153,14 +152,16 @@ def _rerank_routes(settings: Settings, backend: Backend, reading: Reading, metri
     """
 
     async def rerank(request: Request) -> RerankResponse:
-        """Rank images for a query."""
+        """Rank documents for a query: images, texts, or both."""
         started = time.monotonic()
         incoming = _incoming(settings, request, started + settings.deadline)
         _check_ready(backend)
         with reading.memory.reservation() as reservation:
-            parsed, query, images = await _read(reading, incoming, reservation)
+            parsed, query, documents = await _read(reading, incoming, reservation)
+            if parsed.has_pages and not await backend.reads_texts():
+                documents = list(map(_without_page_text, documents, parsed.places))
             method, keep = parsed.method or settings.method, parsed.keep or settings.keep
-            work = RankWork(query, images, (method, keep), incoming.end)
+            work = RankWork(query, documents, (method, keep), incoming.end, parsed.candidate_names)
             await backend.check(work)
             with backend.admitted(work.heavy):
                 ranking = await backend.rank(work, request.is_disconnected)
@@ -196,35 +197,58 @@ def _incoming(settings: Settings, request: Request, end: float) -> Incoming:
 
 async def _read(
     reading: Reading, incoming: Incoming, reservation: Reservation
-) -> tuple[ParsedRequest, RankQuery, list[Image.Image]]:
+) -> tuple[ParsedRequest, RankQuery, list[dict[str, Any]]]:
     try:
         parsed, images = await reading.read(incoming, reservation)
     except ClientDisconnect:
         raise disconnected() from None
-    reference = images.pop(0) if parsed.composed else None
-    return parsed, RankQuery(parsed.query, reference), images
+    remaining = iter(images)
+    context = list(islice(remaining, parsed.context))
+    pictures: dict[str, Any] = {"reference": context[0]} if parsed.composed else {"images": context}
+    query = RankQuery(parsed.query, instruction=parsed.instruction, **pictures)
+    documents = [
+        {"images": list(islice(remaining, count)), "text": text}
+        for count, text in zip(parsed.counts, parsed.texts, strict=True)
+    ]
+    return parsed, query, documents
+
+
+def _without_page_text(document: dict[str, Any], place: tuple[int, int | None]) -> dict[str, Any]:
+    """Leave out the text of a PDF's page. A text that the client sent stays, and is refused later."""
+    return document if place[1] is None else {**document, "text": ""}
 
 
 def _response(parsed: ParsedRequest, ranking: Ranking, model: str) -> RerankResponse:
-    results = [
-        Result(
-            index=result.index,
-            relevance_score=result.probability,
-            document=None if parsed.shown is None else parsed.shown[result.index],
-        )
-        for result in ranking[: parsed.top_n]
-    ]
+    results = []
+    for result in ranking[: parsed.top_n]:
+        index, page = parsed.places[result.index]
+        shown = None if parsed.shown is None else parsed.shown[index]
+        results.append(Result(index=index, relevance_score=result.probability, page=page, document=shown))
     pruning = None
     if parsed.return_pruning or parsed.return_survivors:
         pruning = [report.to_dict(survivors=parsed.return_survivors) for report in ranking.reports]
+        for report in pruning:
+            report["indices"] = [parsed.places[number][0] for number in report["indices"]]
+    meta: dict[str, Any] = {
+        "api_version": {"version": "2"},
+        "confidence": ranking.confidence,
+        "calibrated": ranking.calibrated,
+    }
+    if ranking.cut:
+        meta["cut"] = [_cut(one, *parsed.places[one.index]) for one in ranking.cut]
     return RerankResponse(
         id=str(uuid.uuid4()),
         model=parsed.model or model,
         usage=Usage(total_tokens=sum(report.tokens for report in ranking.reports)),
         results=results,
-        meta={"api_version": {"version": "2"}},
+        meta=meta,
         pruning=pruning,
     )
+
+
+def _cut(cut: Cut, index: int, page: int | None) -> dict[str, int]:
+    own = {"index": index, "tokens": cut.tokens, "kept": cut.kept}
+    return own if page is None else {**own, "page": page}
 
 
 def _describe_request(app: FastAPI) -> None:
@@ -278,8 +302,9 @@ def _status_routes(settings: Settings, backend: Backend, metrics: Metrics) -> AP
 # The web page.
 
 
-def _page_routes(settings: Settings, backend: Backend) -> APIRouter:
+def _page_routes(settings: Settings, backend: Backend, reading: Reading) -> APIRouter:
     router = APIRouter(include_in_schema=False)
+    drawing = asyncio.Lock()
     folder = resources.files("radical_rerank") / "service" / "page"
 
     @router.get("/v1/about")
@@ -292,8 +317,18 @@ def _page_routes(settings: Settings, backend: Backend) -> APIRouter:
             "methods": [name for name in METHODS if name != "dense"],
             "samples": sample_worlds(),
             "locked": bool(settings.api_keys),
+            "texts": await backend.reads_texts(),
             "profile": await backend.profile(),
         }
+
+    @router.post("/v1/pages")
+    async def pages(request: Request) -> dict[str, Any]:
+        """Return the documents of a rerank request one by one, the pages of a PDF as images with texts."""
+        incoming = _incoming(settings, request, time.monotonic() + settings.deadline)
+        with reading.memory.reservation() as reservation:
+            _, _, documents = await _read(reading, incoming, reservation)
+            async with drawing:  # encoding takes time from the model: one request at a time
+                return {"documents": await asyncio.to_thread(lambda: list(map(_encoded, documents)))}
 
     @router.get("/v1/sample")
     async def sample(
@@ -314,6 +349,11 @@ def _page_routes(settings: Settings, backend: Backend) -> APIRouter:
         return Response((folder / name).read_text(encoding="utf-8"), media_type=STATIC_FILES[name])
 
     return router
+
+
+def _encoded(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document with its images as data URIs."""
+    return {**document, "images": [data_uri(one, "PNG", compress_level=1) for one in document["images"]]}
 
 
 def _sample(world: str, seed: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from threading import Lock
@@ -15,9 +15,11 @@ from typing import Any, Protocol
 from radical_rerank.backbones import Backbone
 from radical_rerank.errors import OutOfWorldWarning, RadicalError
 from radical_rerank.pruning import Profile, RaDiCal, build
-from radical_rerank.reranking import Ranking, Reranker, VisionCache
+from radical_rerank.reranking import Query, Ranking, Reranker, VisionCache
 from radical_rerank.reranking.calibration import generated_list
-from radical_rerank.reranking.encoding import VISION_CACHE_BYTES
+from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, Parts
+from radical_rerank.reranking.prompt import Content, build_pair, build_prompt
+from radical_rerank.service.documents import image_names
 from radical_rerank.service.errors import ServiceError, disconnected, too_late
 from radical_rerank.service.settings import Settings
 from radical_rerank.service.worker import RankJob, RankWork, RankWorker
@@ -48,13 +50,16 @@ class Backend(Protocol):
         """Refuse new requests and finish those in flight."""
 
     async def check(self, work: RankWork) -> None:
-        """Raise a ServiceError if the model cannot take this query or these images. Takes no place."""
+        """Raise a ServiceError if the model cannot take this query or these documents. Takes no place."""
 
     def admitted(self, heavy: bool) -> AbstractContextManager[None]:
         """Hold a place for one request, or raise a ServiceError immediately."""
 
     async def rank(self, work: RankWork, is_disconnected: IsDisconnected) -> Ranking:
         """Rank a list, or raise a ServiceError."""
+
+    async def reads_texts(self) -> bool:
+        """Return whether the model reads documents with text."""
 
     async def profile(self) -> dict[str, Any] | None:
         """Return H_norm, α and the chosen layers of the model, for the web page."""
@@ -65,7 +70,7 @@ class Rerankers:
 
     Args:
         backbone: the model
-        asking: how it is asked: `preset` and `scorer` of a `Reranker`
+        asking: how it is asked: options of a `Reranker`, such as `preset` and `scorer`
 
     Example:
         >>> rerankers = Rerankers(Backbone.from_pretrained("scenes"))
@@ -132,7 +137,8 @@ class Local:
 
     def _prepare(self) -> float:
         backbone = self._load()
-        asking: dict[str, Any] = {"preset": self.settings.preset, "scorer": self.settings.scorer}
+        names = ("preset", "scorer", "max_text_tokens")
+        asking: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
         self.rerankers = Rerankers(backbone, **asking)
         # A tokenizer cannot be used by two threads at once: checks get their own.
         own = replace(backbone, tokenizer=copy.deepcopy(backbone.tokenizer))
@@ -155,20 +161,61 @@ class Local:
         return 0 if self.worker is None else self.worker.in_flight
 
     async def check(self, work: RankWork) -> None:
-        """Raise a ServiceError if the model cannot take this query or these images."""
+        """Raise a ServiceError if the model cannot take this query or these documents."""
         await asyncio.to_thread(self._check, work)
 
     def _check(self, work: RankWork) -> None:
-        checks = self._checks
+        parts = work.parts
+        texts = [name for name, one in zip(work.names, parts, strict=True) if one.text]
+        if texts and not self._checks.template.texts:
+            message = f"{texts[0]} has a text, but the model of this service reads images alone"
+            raise ServiceError(422, "texts_not_supported", message)
         try:
             with self._checking:
-                checks.check_query(work.query.text)
-                if work.reference is not None:
-                    checks.encoder.check(work.reference, "the reference")
-                for number, image in enumerate(work.images):
-                    checks.encoder.check(image, f"document {number}")
+                self._checks.check_query(work.query)
+                self._check_prompt(work.query, parts)
+                self._check_images(work, parts)
         except RadicalError as error:
             raise ServiceError(422, "cannot_rank", str(error)) from None
+
+    def _check_prompt(self, query: Query, parts: Sequence[Parts]) -> None:
+        """Ask for one small candidate: the model's template may have no words for such a query."""
+        checks, composed = self._checks, query.reference is not None
+        asked = Content((1,) * len(query.images), query.text.strip())
+        candidate = Content((1,), "text" if any(one.text for one in parts) else "")
+        options: dict[str, Any] = {
+            "reference_size": 1 if composed else None,
+            "instruction": query.instruction,
+        }
+        if checks.scorer == "pointwise":
+            build_pair(checks.backbone, checks.template, asked, candidate, **options)
+        else:
+            generate = checks.scorer == "generate"
+            build_prompt(checks.backbone, checks.template, asked, [candidate], generate=generate, **options)
+
+    def _check_images(self, work: RankWork, parts: Sequence[Parts]) -> None:
+        """Check that the model can take every image, and all documents of a prompt together."""
+        checks = self._checks
+        context = sum(self._tokens(image, "the query's image") for image in work.context)
+        sizes = [
+            sum(map(self._tokens, one.images, image_names(name, len(one.images))))
+            + min(checks.max_text_tokens, len(one.text))
+            for name, one in zip(work.names, parts, strict=True)
+        ]
+        together = 1 if checks.scorer == "pointwise" else checks.window
+        largest = context + sum(sorted(sizes, reverse=True)[:together])
+        limit = self.settings.max_prompt_tokens
+        if largest > limit:
+            message = (
+                f"the images and texts of one prompt have {largest} tokens, more than the limit of {limit}"
+            )
+            raise ServiceError(422, "too_many_tokens", message)
+
+    def _tokens(self, image: Any, name: str) -> int:
+        """Return the visual tokens of an image, or raise an InputError if the model cannot take it."""
+        checks = self._checks
+        checks.encoder.check(image, name)
+        return checks.backbone.count_tokens(image, checks.max_image_tokens)
 
     def admitted(self, heavy: bool) -> AbstractContextManager[None]:
         """Hold a place for one request, or raise a ServiceError immediately."""
@@ -195,6 +242,10 @@ class Local:
                     raise disconnected()
         finally:
             self.worker.forget(job)
+
+    async def reads_texts(self) -> bool:
+        """Return whether the model reads documents with text."""
+        return self._checks.template.texts
 
     async def profile(self) -> dict[str, Any] | None:
         """Return H_norm, α and the chosen layers of the model; None if its trust profile is not known."""

@@ -71,6 +71,10 @@ class Ranker:
         # The front has the documents: do not send them back.
         return replace(ranking, results=tuple(replace(result, document=None) for result in ranking))
 
+    async def reads_texts(self) -> bool:
+        """Return whether the model reads documents with text."""
+        return await self._local.reads_texts()
+
     async def profile(self) -> dict[str, Any] | None:
         """Return the model's trust profile, as `Local.profile` does."""
         return await self._local.profile()
@@ -142,6 +146,10 @@ class Remote:
                 raise ServiceError(*answer)
             return answer
         raise ServiceError(503, "replica_lost", "the replica died during the ranking", {"Retry-After": "1"})
+
+    async def reads_texts(self) -> bool:
+        """Return whether the replicas' model reads documents with text."""
+        return bool(await self._ranker.reads_texts.remote())
 
     async def profile(self) -> dict[str, Any] | None:
         """Return the trust profile of a replica's model."""

@@ -61,31 +61,38 @@ def _skip_init(package: str) -> None:
 
 
 def _serve(connection: Connection, task: dict[str, Any]) -> None:
+    from radical_rerank.reranking.pages import close_all
     from radical_rerank.service.errors import ServiceError
 
     try:
         images = _open(connection, task)
-        if connection.recv_bytes() != b"go":
+        if images is None or connection.recv_bytes() != b"go":
             return
         for name, image in images:
             _send_image(connection, name, image)
         connection.send_bytes(json.dumps({"done": True}).encode())
     except ServiceError as error:
         _send_error(connection, error.status, error.code, error.message)
+    finally:
+        close_all()  # PDF files, which would stay open for the next page
 
 
 def _send_error(connection: Connection, status: int, code: str, message: str, last: bool = False) -> None:
     connection.send_bytes(json.dumps({"error": [status, code, message], "last": last}).encode())
 
 
-def _open(connection: Connection, task: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Open the images of a task, and send what it will take to decode them."""
-    from radical_rerank.service.documents import ImageOpener, Limits, open_request, parse
+def _open(connection: Connection, task: dict[str, Any]) -> list[tuple[str, Any]] | None:
+    """Open the images of a task, and send what it will take to decode them. None: nothing was opened."""
+    from radical_rerank.service.documents import ImageOpener, Limits, has_pdf, open_request, parse
 
     limits = Limits(**{**task["limits"], "methods": tuple(task["limits"]["methods"])})
     opener = ImageOpener(limits, task["pixels"])
     if task["kind"] == "request":
-        request, images = open_request(parse(connection.recv_bytes(), limits), opener)
+        body = parse(connection.recv_bytes(), limits)
+        if has_pdf(body) and not task["heavy"]:
+            connection.send_bytes(json.dumps({"heavy": True}).encode())
+            return None
+        request, images = open_request(body, opener)
         fields = asdict(request)
     else:
         data = [connection.recv_bytes() for _ in task["names"]]
@@ -98,10 +105,12 @@ def _open(connection: Connection, task: dict[str, Any]) -> list[tuple[str, Any]]
 
 def _send_image(connection: Connection, name: str, image: Any) -> None:
     """Decode and send one image, upright and in RGB: first its size, then its pieces."""
-    from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, decode, enough_side, pieces
+    from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, PageImage, decode, enough_side, pieces
     from radical_rerank.service.errors import ServiceError
 
     try:
+        if isinstance(image, PageImage):
+            image = image.drawn()
         size = decode(image, enough_side(MAX_IMAGE_TOKENS))
         connection.send_bytes(json.dumps({"size": size}).encode())
         for (left, top), piece in pieces(image):
@@ -111,7 +120,8 @@ def _send_image(connection: Connection, name: str, image: Any) -> None:
     except Exception as error:
         raise ServiceError(422, "bad_image", f"{name} cannot be read as an image: {error}") from None
     finally:
-        image.close()
+        if hasattr(image, "close"):  # a page that could not be drawn has nothing to close
+            image.close()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 
 from PIL import Image
 
-from radical_rerank.service.documents import Limits, ParsedRequest
+from radical_rerank.service.documents import Limits, ParsedRequest, parsed_request
 from radical_rerank.service.errors import ServiceError, overloaded, shutting_down
 from radical_rerank.service.reader import PIECE_HEADER
 
@@ -310,11 +310,13 @@ class _Process:
         if self.dead:
             raise EOFError
         connection = self._connection
-        connection.send_bytes(json.dumps(job.head).encode())
+        connection.send_bytes(json.dumps({**job.head, "heavy": job.heavy}).encode())
         for payload in job.payloads:
             connection.send_bytes(payload)
         summary = self._message(job)
-        request = None if summary["request"] is None else ParsedRequest(**summary["request"])
+        if "heavy" in summary:
+            raise _TooHeavy
+        request = None if summary["request"] is None else parsed_request(summary["request"])
         if summary["work"] > LIGHT_PIXELS and not job.heavy:
             connection.send_bytes(b"no")
             raise _TooHeavy

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ipaddress
+import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from PIL import Image
 
@@ -62,9 +63,8 @@ class Reading:
         self.intake = Intake(settings.max_reading)
         self.large_bodies = RateLimit(LARGE_BODY_RATE)
         self.readers = Readers(settings.readers, memory=settings.reader_memory, seconds=settings.read_timeout)
-        self.limits = Limits(
-            tuple(METHODS), settings.max_documents, settings.max_pixels, settings.max_total_pixels
-        )
+        named = (field.name for field in fields(Limits) if field.name != "methods")
+        self.limits = Limits(tuple(METHODS), **{name: getattr(settings, name) for name in named})
         self.fetcher = None
         if settings.allowed_hosts:
             self.fetcher = SafeFetcher(
@@ -81,7 +81,7 @@ class Reading:
             reservation: grows with the memory that the request holds
 
         Returns:
-            The request and its images, the reference first.
+            The request and its images, the query's first.
         """
         seconds = min(self.settings.body_timeout, incoming.seconds_left)
         late = ServiceError(408, "body_timeout", f"the request's body did not arrive within {seconds:.1f} s")
@@ -91,8 +91,10 @@ class Reading:
 
         def admit(request: ParsedRequest | None, pixels: int) -> None:
             body.clear()  # it is parsed
-            kept = request is not None and request.shown is not None  # the response repeats most of it
-            reservation.grow(BYTES_PER_PIXEL * pixels - (0 if kept else size))
+            assert request is not None
+            texts = sum(map(sys.getsizeof, filter(None, request.texts)))
+            kept = size if request.shown is not None else 0  # the response repeats most of it
+            reservation.grow(BYTES_PER_PIXEL * pixels + texts + kept - size)
 
         task = ReadTask(incoming.client, incoming.end, admit)
         result = await self.readers.request(body, self.limits, task)

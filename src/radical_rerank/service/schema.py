@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, FailFast, Field
+from typing_extensions import TypeAliasType
+
+MAX_QUERY = 10_000
+"""characters of a query, and of an instruction"""
 
 
 class ImageUrl(BaseModel):
@@ -20,35 +24,52 @@ class ImagePart(BaseModel):
     image_url: ImageUrl
 
 
-class ContentDocument(BaseModel):
-    """vLLM's form of a document: a content of exactly one image."""
+class TextPart(BaseModel):
+    """vLLM's form of a text: {"type": "text", "text": "…"}."""
 
-    content: Annotated[list[ImagePart], FailFast(), Field(min_length=1, max_length=1)]
-
-
-class ImageDocument(BaseModel):
-    """Jina's form of a document: {"image": data URI, base64 or allowed URL}."""
-
-    image: str
+    type: Literal["text"]
+    text: str
 
 
-RequestDocument = ImageDocument | ContentDocument | str
-"""an image in any form; a plain string is Cohere's"""
+Part = Annotated[ImagePart | TextPart, Field(discriminator="type")]
+# Validation stops at the first bad element: a million errors would take minutes and gigabytes.
+Content = TypeAliasType("Content", Annotated[list[Part], FailFast(), Field(min_length=1)])
+Images = TypeAliasType("Images", Annotated[list[str], FailFast()])
+
+
+class MixedDocument(BaseModel):
+    """Images and a text: {"text", "image", "images"}, as Jina has them, or vLLM's {"content"}.
+
+    An image is a data URI, base64 or an allowed URL. {"pdf"} is an extension: a PDF file as a data URI or
+    base64, whose pages are ranked one by one.
+    """
+
+    text: str | None = None
+    image: str | None = None
+    images: Images | None = None
+    content: str | Content | None = None
+    pdf: str | None = None
+
+
+RequestDocument = MixedDocument | str
+"""a document in any form; a plain string is Cohere's: a text, or an image as a data URI, base64 or URL"""
 
 
 class RerankRequest(BaseModel):
-    """A query and the images to rank.
+    """A query and the documents to rank: images, texts, or both.
 
-    Unknown fields are ignored, since clients of other services send their own. `reference`, `method`, `keep`,
-    `return_pruning` and `return_survivors` are extensions.
+    Unknown fields are ignored, since clients of other services send their own. `instruction`, `reference`,
+    `method`, `keep`, `return_pruning` and `return_survivors` are extensions.
     """
 
-    query: Annotated[str, Field(min_length=1, max_length=10_000)]
-    # Validation stops at the first bad element: a million errors would take minutes and gigabytes.
+    query: Annotated[str, Field(min_length=1, max_length=MAX_QUERY)] | MixedDocument
+    """words, or images and words"""
     documents: Annotated[list[RequestDocument], FailFast(), Field(min_length=1)]
     model: str | None = None
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = False
+    instruction: Annotated[str, Field(max_length=MAX_QUERY)] | None = None
+    """what to look for, for models that are told so"""
     reference: RequestDocument | None = None
     """an image that the query's text changes (composed retrieval)"""
     method: str | None = None
@@ -60,10 +81,15 @@ class RerankRequest(BaseModel):
 
 
 class Result(BaseModel):
-    """One document of the ranking. index: its place in the request"""
+    """One document of the ranking, or one page of it.
+
+    index: the document's place in the request
+    page: its number, from 1, if the document is a PDF
+    """
 
     index: int
     relevance_score: float
+    page: int | None = None
     document: dict[str, Any] | None = None
 
 

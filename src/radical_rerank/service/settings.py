@@ -8,6 +8,7 @@ from typing import Any
 
 from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.errors import needs_extra
+from radical_rerank.reranking.encoding import MAX_TEXT_TOKENS
 from radical_rerank.service import (
     DEFAULT_DEADLINE,
     DEFAULT_KEEP,
@@ -61,7 +62,19 @@ class Settings(BaseSettings):
     body_timeout: float = Field(default=30.0, gt=0)
     """seconds until the whole body must have arrived"""
     max_documents: int = Field(default=200, ge=1)
+    max_images: int = Field(default=200, ge=1)
+    """of all documents and the query together"""
+    max_text: int = Field(default=100_000, ge=1)
+    """characters of one document's text"""
+    max_total_text: int = Field(default=400_000, ge=1)
+    """characters of all texts of a request; the model's tokenizer reads them all"""
+    max_text_tokens: int = Field(default=MAX_TEXT_TOKENS, ge=1)
+    """longer texts of documents are cut, and the response says so"""
     max_query_tokens: int = Field(default=512, ge=1)
+    """of the query's words, and of the instruction"""
+    max_prompt_tokens: int = Field(default=65_536, ge=1)
+    """visual tokens and tokens of texts that one prompt may have. 52 documents of one large image and one
+    long text each have 46,592"""
     max_pixels: int = Field(default=32_000_000, ge=1)
     """of one image"""
     max_total_pixels: int = Field(default=45_000_000, ge=1)

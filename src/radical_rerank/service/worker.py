@@ -7,14 +7,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 from PIL import Image
 
 from radical_rerank.errors import RadicalError, StoppedError
 from radical_rerank.reranking import Query, Ranking, Reranker
+from radical_rerank.reranking.encoding import Document, ImageLike, Parts
 from radical_rerank.service.errors import (
     ServiceError,
     overloaded,
@@ -27,30 +29,51 @@ from radical_rerank.service.readers import LIGHT_PIXELS
 log = logging.getLogger("radical_rerank.service")
 
 
+LIGHT_TEXT = 100_000
+"""a request with more characters of text is heavy"""
+
+
 @dataclass(frozen=True)
 class RankWork:
     """A list to rank.
 
+    documents: with decoded images; a page of a PDF is a document
     kind: method and keep; only lists of the same kind run in one batch
     deadline: on this machine's monotonic clock
     """
 
     query: Query
-    images: Sequence[Image.Image]
+    documents: Sequence[Document]
     kind: tuple[str, float]
     deadline: float
+    names: Sequence[str] = ()
+    """of the documents in error messages"""
 
     @property
-    def reference(self) -> Image.Image | None:
-        """The reference image of a composed query, decoded."""
-        reference = self.query.reference
-        assert reference is None or isinstance(reference, Image.Image)
-        return reference
+    def parts(self) -> list[Parts]:
+        """The images and the text of each document."""
+        return [Parts.of(document, f"document {i}") for i, document in enumerate(self.documents)]
+
+    @property
+    def context(self) -> list[Image.Image]:
+        """The query's images, decoded; of a composed query, its reference."""
+        query = self.query
+        return _decoded(query.images if query.reference is None else [query.reference])
 
     @property
     def heavy(self) -> bool:
-        """Whether the images are so large that scaling them down takes long."""
-        return sum(image.width * image.height for image in self.images) > LIGHT_PIXELS
+        """Whether the images are so large that scaling them down takes long, or the texts so long."""
+        parts = self.parts
+        images = [*self.context, *_decoded(image for one in parts for image in one.images)]
+        pixels = sum(image.width * image.height for image in images)
+        return pixels > LIGHT_PIXELS or sum(len(one.text) for one in parts) > LIGHT_TEXT
+
+
+def _decoded(images: Iterable[ImageLike]) -> list[Image.Image]:
+    """Return images that were decoded by the readers."""
+    found = list(images)
+    assert all(isinstance(image, Image.Image) for image in found)
+    return cast("list[Image.Image]", found)
 
 
 @dataclass
@@ -255,7 +278,7 @@ class RankWorker:
             now = time.monotonic()
             return all(job.future.done() or now > job.work.deadline for job in batch)
 
-        lists = [(job.work.query, job.work.images) for job in batch]
+        lists = [(job.work.query, job.work.documents) for job in batch]
         try:
             return list(reranker.rank_many(lists, batch_size=len(lists), stop=nobody_waits))
         except StoppedError:

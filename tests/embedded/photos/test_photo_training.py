@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,8 +60,18 @@ def test_a_killed_run_ends_in_the_same_state(corpus_folder: Path, tmp_path: Path
         Reranker(reranker.backbone, "dense", scorer="generate").rank("a wall", images)
 
 
-def logs_of(run: Path, stage: str) -> list[dict[str, float]]:
+def logs_of(run: Path, stage: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / stage / "training_log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_plan_may_train_on_all_photographs(corpus_folder: Path, tmp_path: Path) -> None:
+    plan = replace(TINY, held_out=0, align_steps=1, views=1, phases=())
+    train(tmp_path, corpus_folder, plan)
+    (last,) = [line for line in logs_of(tmp_path, "model") if line["stage"] == "listwise"]
+    assert not any("held-out" in fact for fact in last)  # there is nothing to measure on
+    images = [corpus_folder / "images" / f"{number}.jpg" for number in range(3)]
+    assert len(Reranker(tmp_path / "model", "dense").rank("a red wall", images)) == 3
 
 
 def test_stages_ask_for_the_ones_before_them(corpus_folder: Path, tmp_path: Path) -> None:

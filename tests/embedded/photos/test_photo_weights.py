@@ -7,9 +7,11 @@ import logging
 import re
 import time
 import warnings
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from radical_rerank import Profile, RaDiCal, Reranker
@@ -18,9 +20,10 @@ from radical_rerank.cli import main
 from radical_rerank.embedded import DEFAULT_MODEL, MODELS
 from radical_rerank.embedded.card import write_card
 from radical_rerank.embedded.photos.datasets import photo_lists
-from radical_rerank.embedded.photos.figures import plain_words
+from radical_rerank.embedded.photos.figures import LARGE_SIZE, plain_words
 from radical_rerank.embedded.photos.pictures import sample_pictures
 from radical_rerank.errors import SmallModelWarning
+from radical_rerank.reranking import load_image
 
 FOLDER = MODELS["photos"].folder
 FLICKR8K = Path(__file__).parents[4] / "shared" / "flickr8k"
@@ -76,6 +79,25 @@ def test_it_says_once_what_it_is(
 
 
 @pytest.mark.slow
+def test_twenty_large_photographs_are_four_seconds_of_two_cores(photos: Backbone) -> None:
+    """Counted as the processor's time in one thread, which other programs change little."""
+    files = []
+    for number in range(20):
+        picture = load_image(sample_pictures()[number % 10]).rotate(180 * (number // 10))
+        buffer = BytesIO()
+        picture.resize(LARGE_SIZE).save(buffer, "JPEG", quality=90)
+        files.append(buffer.getvalue())
+    reranker, threads = Reranker(photos, "radical", keep=0.2), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        start = time.process_time()
+        assert len(reranker.rank("a cat", files)) == 20
+        assert time.process_time() - start < 2 * 4
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
 def test_plain_words_find_their_pictures(photos: Backbone) -> None:
     found = plain_words(photos)
     assert found["queries"] == 12
@@ -93,6 +115,8 @@ def test_its_figures_hold_the_bars() -> None:
     assert figures["Dense, pools with the match inside"]["MRR@10"] >= first["MRR@10, match inside"]
     assert figures["RaDiCal 20%, N = 20"]["MRR@10"] >= 0.99 * dense
     assert figures["Random 20%, the same layers, N = 20"]["MRR@10"] <= 0.95 * dense
+    assert figures["cold list"]["pictures"] == 20
+    assert figures["cold list"]["seconds"] < 4
     names = figures["class names"]  # nine of twelve names that are in no caption
     assert names["queries"] == 17
     assert names["Dense"] / names["queries"] >= 9 / 12

@@ -9,6 +9,7 @@ from typing import Any
 
 from radical_rerank.lab.experiments import studies
 from radical_rerank.lab.experiments.definitions import EXPERIMENTS
+from radical_rerank.lab.experiments.position import position
 from radical_rerank.lab.experiments.setup import Setup
 from radical_rerank.lab.paper import KEEPS, SEEDS, published
 from radical_rerank.lab.plots import bars, curves, pareto
@@ -38,6 +39,7 @@ STUDIES: dict[str, Study] = {
     "composed": Study("a reference picture and a change in words", studies.composed),
     "transfer": Study("questions about single pictures, without uniqueness", studies.transfer),
     "diagnose": Study("reliability z_l and entropy, layer by layer", studies.diagnosis),
+    "position": Study("the slot of the match, with one order of the candidates and several", position),
     "cases": Study("which tokens each method keeps, as pictures", studies.cases),
 }
 """the experiments that are more than a list of settings, by name"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from radical_rerank.lab.paper import CANDIDATES, published
 from radical_rerank.lab.plots import PALETTE, bars, figure, save
 from radical_rerank.lab.questions import ask
 from radical_rerank.lab.records import Cell, Records
-from radical_rerank.lab.runner import Pools, QueryWork, work_of
+from radical_rerank.lab.runner import Pools, QueryWork, Scores, work_of
 from radical_rerank.lab.tables import (
     TableRow,
     seeds_of,
@@ -91,12 +91,18 @@ def retrievers(setup: Setup) -> list[TableRow]:
     """Rerank the pools of three first stages, and measure how much the pools overlap."""
     data = setup.testbed.gallery()
     count = min(setup.limit, len(data.tasks))
-    pools = _three_pools(setup, data)
+    found = _three_pools(setup, data)
+    pools = {kind: {task: list(own) for task, own in scores.items()} for kind, scores in found.items()}
     cells = seeded(compared(["radical", "pyramiddrop", "sparsevlm"], setup.keeps[:1]), setup.seeds)
+    title = f"{TITLES['radical']} {setup.keeps[0]:.0%} with the first stage's scores"
+    mixed = Cell(title, "radical", setup.keeps[0])
+    mixed = replace(mixed, data={"weight": setup.runner.reranker(mixed).weight})
     chosen = []
     for kind, pool in pools.items():
         records = setup.folder.records(kind.replace(" ", "-"))
-        setup.runner.run(data, cells, records, pools=pool, limit=count, progress=setup.progress)
+        options: Any = {"pools": pool, "limit": count, "progress": setup.progress}
+        setup.runner.run(data, cells, records, **options)
+        setup.runner.run(data, seeded([mixed], setup.seeds), records, scores=found[kind], **options)
         chosen += [{**r, "data": {"pool": kind}} for r in records.claimed()]
     rows = summarize(chosen)
     overlaps = _overlaps(pools, [task.id for task in data.tasks[:count]])
@@ -105,8 +111,8 @@ def retrievers(setup: Setup) -> list[TableRow]:
     return rows
 
 
-def _three_pools(setup: Setup, data: Dataset) -> dict[str, Pools]:
-    """Return the pools of three variants of the testbed's embedder."""
+def _three_pools(setup: Setup, data: Dataset) -> dict[str, Scores]:
+    """Return what three variants of the testbed's embedder find, best first, with their scores."""
     first = setup.testbed.embedder(setup.runner.backbone)
     gallery = first.embed_images([data.picture(name) for name in setup.progress(data.gallery, "embedding")])
     kinds = {
@@ -116,7 +122,7 @@ def _three_pools(setup: Setup, data: Dataset) -> dict[str, Pools]:
     }
     return {
         kind: {
-            task: [name for name, _ in nearest]
+            task: dict(nearest)
             for task, nearest in retrieve(data, embedder, CANDIDATES, gallery=gallery).items()
         }
         for kind, embedder in kinds.items()
@@ -239,7 +245,7 @@ def _diagnosed(setup: Setup, records: Records, seed: int) -> Diagnosis:
         measured = evidence(
             setup.runner.backbone,
             work.task.text,
-            [load_image(work.pictures[name]) for name in work.candidates],
+            [load_image(work.documents[name]) for name in work.candidates],
             template=plain.template,
             max_image_tokens=plain.max_image_tokens,
         )
@@ -298,7 +304,7 @@ def cases(setup: Setup) -> list[dict[str, Any]]:
 
 def _case(setup: Setup, data: Dataset, work: QueryWork, cell: Cell) -> dict[str, Any]:
     """Rank one list. Returns a record with the tokens that are alive at the end."""
-    images = [work.pictures[name] for name in work.candidates]
+    images = [work.documents[name] for name in work.candidates]
     ranking = setup.runner.reranker(cell).rank(work.task.text, images)
     report = ranking.report
     assert report is not None
@@ -327,7 +333,7 @@ def _sheet(work: QueryWork, records: Sequence[dict[str, Any]], target: int, keep
         for column, i in enumerate(first):
             blocks = [Block(**block) for block in record["blocks"][i]]
             alive = None if record["alive"] is None else record["alive"][i]
-            picture = overlay(load_image(work.pictures[work.candidates[i]]), blocks, alive)
+            picture = overlay(load_image(work.documents[work.candidates[i]]), blocks, alive)
             picture.thumbnail((cell - 6, cell - 6))
             sheet.paste(picture, (label + column * cell, top))
     return sheet

@@ -1,5 +1,5 @@
 const $ = id => document.getElementById(id);
-const state = { images: [], dense: null, pruned: null };
+const state = { images: [], dense: null, pruned: null, texts: false };
 
 function say(text, bad = false) {
   $("status").textContent = text;
@@ -21,30 +21,49 @@ const read = file => new Promise((good, bad) => {
   reader.onerror = () => bad(new Error(`${file.name} cannot be read`));
   reader.readAsDataURL(file);
 });
-async function add(uri, name) {
+async function add(uri, name, text = "") {
   const image = new Image();
   image.alt = name;
   image.src = uri;
   try { await image.decode(); } catch { throw new Error(`${name} is not an image`); }
-  const entry = { uri, image, name };
-  state.images.push(entry);
-  const button = make($("pictures"), "button");
+  const box = make($("pictures"), "div", undefined, "picture");
+  const button = make(box, "button");
   button.type = "button";
   button.title = button.ariaLabel = `Remove ${name}`;
   button.append(image);
+  const caption = make(box, "textarea");
+  caption.rows = 2;
+  caption.placeholder = "caption";
+  caption.ariaLabel = `Caption of ${name}`;
+  caption.value = text;
+  caption.hidden = !state.texts;
+  caption.addEventListener("input", () => { $("results").hidden = true; });
+  const entry = { uri, image, name, caption };
+  state.images.push(entry);
   button.addEventListener("click", () => {
     state.images.splice(state.images.indexOf(entry), 1);
-    (button.nextElementSibling ?? button.previousElementSibling ?? $("drop")).focus();
-    button.remove();
+    const near = box.nextElementSibling ?? box.previousElementSibling;
+    (near ? near.querySelector("button") : $("drop")).focus();
+    box.remove();
     $("results").hidden = true; // it shows the ranking of other images
     say(count());
   });
+}
+const textOf = entry => state.texts ? entry.caption.value.trim() : "";
+const isPdf = file => file.type === "application/pdf" || /\.pdf$/i.test(file.name);
+// The service draws the pages of a PDF; each becomes an image with its own text as the caption.
+async function addPdf(file) {
+  say(`reading ${file.name} …`);
+  const pdf = await read(file);
+  const { documents } = await call("/v1/pages", { query: "pages", documents: [{ pdf }] })
+    .catch(error => { throw new Error(`${file.name}: ${error.message}`); });
+  for (const [i, { images, text }] of documents.entries()) await add(images[0], `${file.name}, page ${i + 1}`, text);
 }
 const count = () => `${state.images.length} image${state.images.length === 1 ? "" : "s"}`;
 async function addFiles(files) {
   const problems = [];
   for (const file of files) {
-    try { await add(await read(file), file.name); }
+    try { await (isPdf(file) ? addPdf(file) : add(await read(file), file.name)); }
     catch (error) { problems.push(error.message); }
   }
   say([count(), ...problems].join("; "), problems.length > 0);
@@ -86,12 +105,16 @@ $("form").addEventListener("submit", async event => {
   $("rank").disabled = true;
   say("ranking …");
   try {
-    const body = { query: $("query").value, documents: state.images.map(p => ({ image: p.uri })),
-                   return_survivors: true };
+    const documents = state.images.map(entry => {
+      const text = textOf(entry);
+      return text ? { image: entry.uri, text } : { image: entry.uri };
+    });
+    const body = { query: $("query").value, documents, return_survivors: true };
     const dense = await call("/v1/rerank", { ...body, method: "dense" });
     const pruned = await call("/v1/rerank", { ...body, method: $("method").value, keep: $("keep").value / 100 });
     Object.assign(state, { dense, pruned });
-    say(`${count()} ranked; ${show()} changed places`);
+    const cut = pruned.meta.cut?.length;
+    say(`${count()} ranked; ${show()} changed places` + (cut ? `; captions cut to the model's limit: ${cut}` : ""));
   } catch (error) { say(error.message, true); }
   $("rank").disabled = false;
 });
@@ -137,7 +160,7 @@ function grid(box, results, before) {
   box.replaceChildren();
   return results.map((result, place) => {
     const item = make(box, "li");
-    const { image, name } = state.images[result.index];
+    const entry = state.images[result.index], { image, name } = entry;
     const canvas = make(item, "canvas");
     paint(canvas, image, [], null, scaleOf(image));
     const moved = before ? before.get(result.index) - place : 0;
@@ -147,6 +170,7 @@ function grid(box, results, before) {
     make(caption, "span", `${place + 1}` + (moved > 0 ? ` ▲${moved}` : moved < 0 ? ` ▼${-moved}` : ""),
       moved > 0 ? "up" : moved < 0 ? "down" : "");
     make(caption, "span", result.relevance_score.toFixed(3));
+    if (textOf(entry)) make(item, "div", textOf(entry), "text").title = textOf(entry);
     return [result.index, canvas];
   });
 }
@@ -190,6 +214,11 @@ try {
   const about = await call("/v1/about");
   $("model").textContent = `Model: ${about.model}.`;
   $("lock").hidden = !about.locked;
+  state.texts = about.texts;
+  for (const { caption } of state.images) caption.hidden = !about.texts;
+  $("note").textContent = about.texts
+    ? "You can write or paste a caption under each image. Both are ranked as one document."
+    : "This model reads images alone, so there are no captions.";
   $("keep").value = Math.round(100 * about.keep);
   $("keep").dispatchEvent(new Event("input"));
   for (const button of document.querySelectorAll(".sample"))

@@ -149,40 +149,29 @@ def _quiet(layer: Any) -> None:
 
 
 def _attend(attention: Any, step: str, sharpness: float, config: Any, directions: Tensor) -> None:
-    """Write a step into the attention of a layer. All its heads begin alike but for a rotation."""
-    half, heads = config.head_dim // 2, config.num_attention_heads
+    """Write a step into the attention of a layer, which has one head."""
+    half = config.head_dim // 2
     speed = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
-    for linear in (attention.q_proj, attention.k_proj, attention.v_proj):
-        nn.init.zeros_(linear.weight)
+    query, key, value = (linear.weight for linear in (attention.q_proj, attention.k_proj, attention.v_proj))
+    for weight in (query, key, value):
+        weight.zero_()
     for gain in (attention.q_norm.weight, attention.k_norm.weight):
         gain.fill_(sharpness**0.5)
-    for head in range(heads):
-        rows = slice(head * config.head_dim, (head + 1) * config.head_dim)
-        query, key = attention.q_proj.weight[rows], attention.k_proj.weight[rows]
-        # Every head copies all identifiers, or its part of the words' dimensions.
-        part = WORD_DIMS // heads
-        copied = (
-            torch.arange(head * part, (head + 1) * part)
-            if step == "gather"
-            else torch.arange(config.hidden_size)[LETTERS]
-        )
-        places = torch.arange(len(copied))
-        attention.v_proj.weight[rows][places, copied] = 0.3
-        # A row's norm becomes √d by the layer's own norm: what is copied is scaled back.
-        scale = STRENGTH[step] * SCALE / (config.hidden_size**0.5 * 0.3)
-        attention.o_proj.weight[copied, head * config.head_dim + places] = (
-            scale if step == "gather" else scale / heads
-        )
-        _match(query, key, speed, directions)
-        if step == "answer":
-            _collect(query, key, speed)
-        if step == "gather":
-            _gather(query, key, speed)
-        if step == "bind":
-            # Visual tokens look at the nearest letter instead.
-            near = _between(speed, BAND)
-            query[:, VISUAL] = 0.0
-            query[near, VISUAL], key[near, LETTER] = 6.0, 4.0
+    copied = torch.arange(config.hidden_size)[slice(WORD_DIMS) if step == "gather" else LETTERS]
+    places = torch.arange(len(copied))
+    value[places, copied] = 0.3
+    # A row's norm becomes √d by the layer's own norm: what is copied is scaled back.
+    attention.o_proj.weight[copied, places] = STRENGTH[step] * SCALE / (config.hidden_size**0.5 * 0.3)
+    _match(query, key, speed, directions)
+    if step == "answer":
+        _collect(query, key, speed)
+    if step == "gather":
+        _gather(query, key, speed)
+    if step == "bind":
+        # Visual tokens look at the nearest letter instead.
+        near = _between(speed, BAND)
+        query[:, VISUAL] = 0.0
+        query[near, VISUAL], key[near, LETTER] = 6.0, 4.0
 
 
 def _between(speed: Tensor, limits: tuple[float, float]) -> list[int]:
@@ -242,23 +231,28 @@ def _weigh(mlp: Any) -> None:
     unit, text, plain = TYPICAL
     used = 0
 
-    def unit_row() -> int:
+    def new_row() -> int:
+        """Clear the next hidden unit; its gate is open in rows that have a weight. Returns its number."""
         nonlocal used
         gate[used], up[used] = 0.0, 0.0
+        gate[used, [TEXT, ANSWER]] = 4 / text
         used += 1
         return used - 1
 
+    def weigh(row: int) -> None:
+        """Multiply a unit by the weight of the word, or of the whole query."""
+        up[row, TEXT], up[row, ANSWER], up[row, PLAIN] = 1 / text, WHOLE / text, -0.95 / plain
+
     for end, slope in KNEES:  # -slope · relu(end − m), relu as a steep SiLU
         for letter in range(WEIGHED.start, WEIGHED.stop):
-            row = unit_row()
-            gate[row, letter], gate[row, TEXT], gate[row, ANSWER] = -4 / (end * unit), 4 / text, 4 / text
-            up[row, TEXT], up[row, ANSWER], up[row, PLAIN] = 1 / text, WHOLE / text, -0.95 / plain
+            row = new_row()
+            weigh(row)
+            gate[row, letter] = -4 / (end * unit)
             down[letter, row] = -GAIN * slope * end / 4
-    row = unit_row()
-    gate[row, TEXT], gate[row, ANSWER] = 4 / text, 4 / text
-    up[row, TEXT], up[row, ANSWER], up[row, PLAIN] = 1 / text, WHOLE / text, -0.95 / plain
+    row = new_row()
+    weigh(row)
     down[WEIGHED, row] = GAIN * CENTRE / 4
     for letter in range(WEIGHED.start, WEIGHED.stop):  # the shares themselves are taken away
-        row = unit_row()
-        gate[row, TEXT], gate[row, ANSWER], up[row, letter] = 4 / text, 4 / text, 1.0
+        row = new_row()
+        up[row, letter] = 1.0
         down[letter, row] = -0.66 / 4

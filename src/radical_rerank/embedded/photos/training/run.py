@@ -252,7 +252,7 @@ class AlignmentTraining(PhotoTraining):
 
     def validation(self) -> dict[str, float]:
         """Return the recall of the first stage among held-out photographs, after the last step."""
-        if self.step < self.steps:
+        if self.step < self.steps or not self.held_out:
             return {}
         captions = [self.corpus.captions[row][0] for row in self.held_out]
         with torch.inference_mode():
@@ -275,7 +275,7 @@ class ListwiseTraining(PhotoTraining):
         super().__init__(folder, corpus, plan, plan.steps)
         self.packer = Packer(corpus.tokenizer)
         self._load_alignment()
-        self.rows = range(len(corpus.photos)) if self.steps else self.held_out
+        self.rows = self.held_out if self.held_out and not self.steps else range(len(corpus.photos))
         """the photographs whose visual tokens are needed: without steps, those for the figures alone"""
         self.tokens, self.near = self._encode(progress)
         self.freeze_all_but("language_model.layers", "language_model.norm")
@@ -378,8 +378,9 @@ class ListwiseTraining(PhotoTraining):
 
     def finish(self) -> None:
         """Write the model in Hugging Face format, with its trust profile and the logs of both stages."""
-        figures = self.held_out_figures()
-        log.info("held-out photographs: %s", ", ".join(f"{k} {v:.3f}" for k, v in figures.items()))
+        figures = self.held_out_figures() if self.held_out else {}
+        if figures:
+            log.info("held-out photographs: %s", ", ".join(f"{k} {v:.3f}" for k, v in figures.items()))
         folder = self.root / "model"
         self.model.requires_grad_(True)
         save_model(folder, self.model, self.corpus.tokenizer, make_image_processor(), TEMPLATE)
