@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from radical_rerank.method import keep_ratio
 from radical_rerank.pruning.base import Pruner, Stage, StageView, scaled
 
 DEPTHS = (8, 16, 24)
@@ -37,7 +36,8 @@ class V2Drop(Pruner):
 
     def stages(self, num_layers: int) -> list[Stage]:
         after = sorted(set(self.layers or (scaled(layer, num_layers) for layer in DEPTHS)))
-        return [Stage(layer, keep_ratio(self.keep, len(after)), "after") for layer in after]
+        shares = [self.keep ** ((number + 1) / len(after)) for number in range(len(after))]
+        return [Stage(layer, share, "after", of_all=True) for layer, share in zip(after, shares, strict=True)]
 
     def score(self, view: StageView) -> Tensor:
         return (view.hidden.float() - view.entering.float()).norm(dim=-1)
