@@ -202,7 +202,8 @@ def test_fronts_come_one_after_the_other(points: list[tuple[int, int]]) -> None:
         a, b = points[i]
         return any(points[j] != (a, b) and points[j][0] >= a and points[j][1] >= b for j in among)
 
-    number, left, level = {}, set(range(len(points))), 0
+    number: dict[int, int] = {}
+    left, level = set(range(len(points))), 0
     while left:
         front = {i for i in left if not dominated(i, left)}
         number |= dict.fromkeys(front, level)

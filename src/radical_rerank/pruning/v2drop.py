@@ -40,4 +40,5 @@ class V2Drop(Pruner):
         return [Stage(layer, share, "after", of_all=True) for layer, share in zip(after, shares, strict=True)]
 
     def score(self, view: StageView) -> Tensor:
-        return (view.hidden.float() - view.entering.float()).norm(dim=-1)
+        changed: Tensor = (view.hidden.float() - view.entering.float()).norm(dim=-1)
+        return changed
