@@ -30,8 +30,8 @@ from radical_rerank.pruning import (
     build,
 )
 from radical_rerank.pruning.dynres import shares
+from radical_rerank.pruning.images import apportion
 from radical_rerank.pruning.sparsevlm import cluster, raters_of, recycling
-from radical_rerank.pruning.visionzip import apportion
 from tests.cases import (
     LAYERS,
     PROFILE,

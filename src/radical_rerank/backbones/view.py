@@ -46,7 +46,11 @@ class View(StageView):
 
     @property
     def query_embedding(self) -> Tensor:
-        return self._embedded(self._state.layouts[self._row].query).float().mean(dim=0)
+        return self.query_words.float().mean(dim=0)
+
+    @property
+    def query_words(self) -> Tensor:
+        return self._embedded(self._state.layouts[self._row].query)
 
     @property
     def text_embeddings(self) -> Tensor:
@@ -55,6 +59,10 @@ class View(StageView):
     @property
     def hidden(self) -> Tensor:
         return self._hidden[self._row, self._state.slots[self._row]]
+
+    @property
+    def entering(self) -> Tensor:
+        return self._entering[self._row, self._state.slots[self._row]]
 
     @property
     def keys(self) -> Tensor:

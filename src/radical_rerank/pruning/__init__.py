@@ -15,16 +15,22 @@ from radical_rerank.pruning.base import (
     VisionSignals,
     build,
 )
+from radical_rerank.pruning.cdpruner import CDPruner
 from radical_rerank.pruning.dart import DART
 from radical_rerank.pruning.dense import Dense
+from radical_rerank.pruning.divprune import DivPrune
 from radical_rerank.pruning.dynres import DynResDTI, DynResQRel
 from radical_rerank.pruning.fastv import FastV
 from radical_rerank.pruning.lowres import LowRes
 from radical_rerank.pruning.profile import ModelIdentity, Profile
 from radical_rerank.pruning.pyramiddrop import PyramidDrop
+from radical_rerank.pruning.qi_ei import QIEI
 from radical_rerank.pruning.radical import RaDiCal
 from radical_rerank.pruning.random import Random
+from radical_rerank.pruning.scope import SCOPE
 from radical_rerank.pruning.sparsevlm import SparseVLM
+from radical_rerank.pruning.trimtokenator import TrimTokenatorLC
+from radical_rerank.pruning.v2drop import V2Drop
 from radical_rerank.pruning.visionzip import VisionZip
 
 METHODS: dict[str, type[Pruner]] = {
@@ -39,13 +45,23 @@ METHODS: dict[str, type[Pruner]] = {
     "lowres": LowRes,
     "dynres-qrel": DynResQRel,
     "dynres-dti": DynResDTI,
+    "qi-ei": QIEI,
+    "cdpruner": CDPruner,
+    "divprune": DivPrune,
+    "scope": SCOPE,
+    "v2drop": V2Drop,
+    "trimtokenator-lc": TrimTokenatorLC,
 }
 
 
 __all__ = [
     "DART",
     "METHODS",
+    "QIEI",
+    "SCOPE",
+    "CDPruner",
     "Dense",
+    "DivPrune",
     "DynResDTI",
     "DynResQRel",
     "FastV",
@@ -65,6 +81,8 @@ __all__ = [
     "SparseVLM",
     "Stage",
     "StageView",
+    "TrimTokenatorLC",
+    "V2Drop",
     "VisionSignals",
     "VisionZip",
     "build",

@@ -193,12 +193,20 @@ class StageView(Protocol):
         """(d,) mean input embedding of the query's words"""
 
     @property
+    def query_words(self) -> Tensor:
+        """(words, d) input embeddings of the query's words"""
+
+    @property
     def text_embeddings(self) -> Tensor:
         """(rows, d) input embeddings of the text rows after the images"""
 
     @property
     def hidden(self) -> Tensor:
         """(n, d) hidden states of the alive tokens: entering the layer ("before") or leaving it ("after")"""
+
+    @property
+    def entering(self) -> Tensor:
+        """(n, d) hidden states of the alive tokens that enter the layer, also at a stage "after" it"""
 
     @property
     def keys(self) -> Tensor:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from radical_rerank.pruning.base import Merge, Pruner, Stage, StageView
+from radical_rerank.pruning.images import apportion
 
 
 @dataclass(kw_only=True)
@@ -78,14 +78,3 @@ def _zip(attention: Tensor, keys: Tensor, budget: int, dominant: int) -> tuple[T
                 mix[target, mine] = 1 / len(mine)
     stay = torch.cat([best, targets]).sort().values
     return stay, mix[stay.cpu()]
-
-
-def apportion(sizes: Sequence[int], count: int) -> list[int]:
-    """Share `count` tokens among images in proportion to their sizes, by largest remainders."""
-    total = sum(sizes)
-    exact = [count * size / total for size in sizes]
-    shares = [int(value) for value in exact]
-    by_remainder = sorted(range(len(sizes)), key=lambda i: shares[i] - exact[i])
-    for i in by_remainder[: count - sum(shares)]:
-        shares[i] += 1
-    return shares
