@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import runpy
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -52,7 +51,7 @@ def paths(tmp_path: Path) -> list[str]:
 
 
 def close(scores: Any, expected: Iterable[RankedDocument]) -> bool:
-    return np.allclose(list(scores), [math.exp(result.score) for result in expected], atol=1e-4)
+    return np.allclose(list(scores), [result.probability for result in expected], atol=1e-4)
 
 
 def test_langchain(reranker: Reranker, expected: Ranking, paths: list[str]) -> None:
@@ -147,7 +146,7 @@ def test_cross_encoder(reranker: Reranker, expected: Ranking, paths: list[str]) 
     mine = [scores[i] for i in (0, 2, 3, 4, 5)]
     assert [int(i) for i in np.argsort(mine)[::-1]] == expected.order
     theirs = reranker.rank(other, more[:2])
-    assert scores[[1, 6][theirs.order[0]]] == pytest.approx(math.exp(theirs[0].score), abs=1e-4)
+    assert scores[[1, 6][theirs.order[0]]] == pytest.approx(theirs[0].probability, abs=1e-4)
     assert model.predict((QUERY, PICTURES[0])) == 1.0
 
 

@@ -50,7 +50,7 @@ def shipped() -> Reranker:
 
 def by_library(reranker: Reranker, query: Any, documents: list[Mixed]) -> Ranked:
     ranking = reranker.rank(query, [{"images": images, "text": text} for images, text in documents])
-    return [(result.index, math.exp(result.score)) for result in ranking]
+    return [(result.index, result.probability) for result in ranking]
 
 
 def by_langchain(reranker: Reranker, text: Any, documents: list[Mixed]) -> Ranked:
@@ -254,7 +254,7 @@ def test_the_file_of_a_text_is_no_picture(reader: Reranker, tmp_path: Path) -> N
     )
     ids = [node.node_id for node in nodes]
     assert [ids.index(one.node.node_id) for one in best] == expected.order
-    assert np.allclose([one.score or 0 for one in best], [math.exp(r.score) for r in expected], atol=1e-5)
+    assert np.allclose([one.score or 0 for one in best], [r.probability for r in expected], atol=1e-5)
 
 
 def test_queries_with_pictures_in_a_cross_encoder(reader: Reranker) -> None:
@@ -272,9 +272,7 @@ def test_queries_with_pictures_in_a_cross_encoder(reader: Reranker) -> None:
         # Equal queries are one list, whether or not they are one object.
         pairs = [(dict(query) if isinstance(query, dict) else query, image) for image in shown]
         scores = model.predict([*pairs, ("red star", shown[0])])
-        assert np.allclose(
-            scores[[*ranking.order, 4]], [*(math.exp(r.score) for r in ranking), 1.0], atol=1e-5
-        )
+        assert np.allclose(scores[[*ranking.order, 4]], [*(r.probability for r in ranking), 1.0], atol=1e-5)
     assert model.predict((own, shown[0])) == 1.0
     assert model.predict([]).shape == (0,)
 

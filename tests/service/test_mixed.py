@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,7 +65,7 @@ def same(answer: Any, expected: Ranking) -> None:
     results = answer.json()["results"]
     assert [result["index"] for result in results] == expected.order
     scores = [result["relevance_score"] for result in results]
-    assert scores == pytest.approx([math.exp(result.score) for result in expected], abs=1e-4)
+    assert scores == pytest.approx([result.probability for result in expected], abs=1e-4)
 
 
 # Forms.
@@ -128,7 +127,7 @@ def test_coheres_own_clients(reader: Backbone) -> None:
         )
         assert [result.index for result in answer.results] == expected.order
         scores = [result.relevance_score for result in answer.results]
-        assert scores == pytest.approx([math.exp(result.score) for result in expected], abs=1e-4)
+        assert scores == pytest.approx([result.probability for result in expected], abs=1e-4)
 
 
 def test_a_query_with_pictures_and_an_instruction(texts: TestClient, reader: Backbone) -> None:

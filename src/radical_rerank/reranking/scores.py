@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 SURE = 1e-9
 """probabilities are kept this far from 0 and 1 where their log-odds are needed"""
+LEAST = 1e-3
+"""where an isotonic curve is 0, the probability is this part of what it was before the curve"""
+APART = 1e-6
+"""probabilities of different scores differ at least by this factor, also as 32-bit numbers"""
 FOLDS = 5
 KINDS = ("platt", "isotonic")
 
@@ -117,8 +122,11 @@ class ScoreCalibration:
             return []
         given = np.asarray(scores, dtype=np.float64)
         p = self._map(self._log_odds(given, signals, front))
-        order = np.argsort(given, kind="stable")
-        p[order] = np.maximum.accumulate(p[order])  # rounding may not change the order either
+        # An isotonic curve has flat parts, but whoever sorts by probability must get the order of the scores.
+        best_first = np.argsort(-given, kind="stable")
+        for better, worse in pairwise(best_first):
+            distance = 0.0 if given[better] == given[worse] else APART
+            p[worse] = min(p[worse], p[better] * (1 - distance))
         values: list[float] = p.tolist()
         return values
 
@@ -146,7 +154,9 @@ class ScoreCalibration:
         if self.kind == "platt":
             return _sigmoid(self.slope * x + self.intercept)
         places, values = np.asarray(self.points).T
-        return np.asarray(np.interp(x, places, values), dtype=np.float64)
+        curve = np.interp(x, places, values)
+        # A curve that starts at 0 would call every poor document equally impossible.
+        return np.asarray(np.maximum(curve, LEAST * _sigmoid(x)), dtype=np.float64)
 
     # Fitting.
 
