@@ -52,7 +52,8 @@ def test_every_form_gives_the_librarys_ranking(
     assert [result["index"] for result in data["results"]] == expected.order
     scores = [result["relevance_score"] for result in data["results"]]
     assert scores == pytest.approx([result.probability for result in expected], abs=1e-4)
-    assert sum(scores) == pytest.approx(1, abs=1e-3)
+    assert data["meta"]["calibrated"]
+    assert data["meta"]["confidence"] == pytest.approx(expected.confidence, abs=1e-4)
     assert set(data) == {"id", "model", "usage", "results", "meta"}
     assert set(data["results"][0]) == {"index", "relevance_score"}
     assert expected.report is not None
