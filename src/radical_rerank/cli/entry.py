@@ -37,7 +37,7 @@ from radical_rerank.cli.scores import KEEPS, calibrate_scores
 from radical_rerank.embedded import DEFAULT_MODEL
 from radical_rerank.errors import InputError, RadicalError
 from radical_rerank.reranking.calibration import CALIBRATION_CANDIDATES
-from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS
+from radical_rerank.reranking.encoding import MAX_IMAGE_TOKENS, with_page
 
 if TYPE_CHECKING:
     from radical_rerank.reranking import CheckReport
@@ -188,8 +188,7 @@ def rank(
     table = Table("rank", "score", "probability", title=escape(ranking.query), title_justify="left")
     table.add_column("document", overflow="fold")
     for place, result in enumerate(ranking, start=1):
-        page = "" if result.page is None else f", page {result.page}"
-        shown = escape(str(result.document) + page)
+        shown = escape(with_page(str(result.document), result.page))
         table.add_row(str(place), f"{result.score:.3f}", f"{result.probability:.3f}", shown)
     console = Console()
     console.print(table)

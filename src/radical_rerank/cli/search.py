@@ -193,8 +193,9 @@ def _print_results(ranking: Ranking, results: Sequence[dict[str, Any]]) -> None:
 
 
 def _name(result: dict[str, Any]) -> str:
-    page = result["page"]
-    return f"{result['path']}, page {page}" if page else str(result["path"])
+    from radical_rerank.reranking.encoding import with_page
+
+    return with_page(result["path"], result["page"])
 
 
 def _printable(text: str) -> str:

@@ -419,6 +419,16 @@ class Pruner:
         return Run(self, model, layouts, signals, shares).entered()
 
 
+@dataclass(kw_only=True)
+class EarlyPruner(Pruner):
+    """The base class of methods that reduce before the decoder: one stage, which reads none of its layers."""
+
+    reads_attention: ClassVar[bool] = False
+
+    def stages(self, num_layers: int) -> list[Stage]:
+        return [Stage(0, self.keep)]
+
+
 def build(name: str, *, _also: Iterable[str] = (), **options: Any) -> Pruner:
     """Build a method by its name.
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from radical_rerank.pruning.base import Pruner, Stage, StageView
+from radical_rerank.pruning.base import EarlyPruner, StageView
 from radical_rerank.pruning.images import apportion, greedily, kept_tokens, unit_vectors
 
 
 @dataclass(kw_only=True)
-class CDPruner(Pruner):
+class CDPruner(EarlyPruner):
     """CDPruner keeps tokens that fit the query and differ from each other, picture by picture.
 
     "Beyond Attention or Similarity: Maximizing Conditional Diversity for Token Pruning in MLLMs",
@@ -32,10 +32,6 @@ class CDPruner(Pruner):
     """
 
     summary: ClassVar[str] = "before the decoder: of each picture, tokens that fit the query and differ"
-    reads_attention: ClassVar[bool] = False
-
-    def stages(self, num_layers: int) -> list[Stage]:
-        return [Stage(0, self.keep)]
 
     def select(self, view: StageView, count: int) -> Tensor:
         unit, inside = unit_vectors(view)

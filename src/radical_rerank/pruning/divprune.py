@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from radical_rerank.pruning.base import Pruner, Stage, StageView
+from radical_rerank.pruning.base import EarlyPruner, StageView
 
 BLOCK = 1024
 """rows of the first comparison at a time: no (tokens × tokens) matrix is ever built"""
 
 
 @dataclass(kw_only=True)
-class DivPrune(Pruner):
+class DivPrune(EarlyPruner):
     """DivPrune keeps the tokens that are farthest from each other, in the whole list, before the decoder.
 
     "DivPrune: Diversity-based Visual Token Pruning for Large Multimodal Models", arXiv:2503.02175.
@@ -31,10 +31,6 @@ class DivPrune(Pruner):
     """
 
     summary: ClassVar[str] = "before the decoder: the tokens that are farthest from each other"
-    reads_attention: ClassVar[bool] = False
-
-    def stages(self, num_layers: int) -> list[Stage]:
-        return [Stage(0, self.keep)]
 
     def select(self, view: StageView, count: int) -> Tensor:
         unit = normalize(view.vision.float(), dim=-1)

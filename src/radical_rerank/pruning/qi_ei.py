@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from radical_rerank.method import top_k
-from radical_rerank.pruning.base import Pruner, Stage, StageView
+from radical_rerank.pruning.base import EarlyPruner, StageView
 from radical_rerank.pruning.images import apportion, by_image, kept_tokens
 
 
 @dataclass(kw_only=True)
-class QIEI(Pruner):
+class QIEI(EarlyPruner):
     """QI-EI keeps, of each picture, the tokens that are most like a word of the query, before the decoder.
 
     The query-image early interaction of ZipRerank, a listwise reranker of pages.
@@ -29,10 +29,6 @@ class QIEI(Pruner):
     """
 
     summary: ClassVar[str] = "before the decoder: of each picture, the tokens most like a word of the query"
-    reads_attention: ClassVar[bool] = False
-
-    def stages(self, num_layers: int) -> list[Stage]:
-        return [Stage(0, self.keep)]
 
     def score(self, view: StageView) -> Tensor:
         words = normalize(view.query_words.float(), dim=-1)

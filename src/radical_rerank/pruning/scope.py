@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from radical_rerank.errors import InputError
-from radical_rerank.pruning.base import Pruner, Stage, StageView
+from radical_rerank.pruning.base import EarlyPruner, StageView
 from radical_rerank.pruning.images import apportion, by_image, greedily, kept_tokens, unit_vectors
 
 
 @dataclass(kw_only=True)
-class SCOPE(Pruner):
+class SCOPE(EarlyPruner):
     """SCOPE keeps salient tokens that stand for many others, picture by picture, before the decoder.
 
     "SCOPE: Saliency-Coverage Oriented Token Pruning for Efficient Multimodel LLMs", arXiv:2510.24214.
@@ -34,15 +34,11 @@ class SCOPE(Pruner):
     power: float = 1.0
 
     summary: ClassVar[str] = "before the decoder: of each picture, salient tokens that stand for many others"
-    reads_attention: ClassVar[bool] = False
     reads_encoder: ClassVar[bool] = True
 
     def check(self) -> None:
         if self.power < 0:
             raise InputError(f"power must be at least 0, not {self.power!r}")
-
-    def stages(self, num_layers: int) -> list[Stage]:
-        return [Stage(0, self.keep)]
 
     def select(self, view: StageView, count: int) -> Tensor:
         unit, inside = unit_vectors(view)

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from radical_rerank.errors import InputError
-from radical_rerank.pruning.base import Pruner, Stage, StageView
+from radical_rerank.pruning.base import EarlyPruner, StageView
 from radical_rerank.pruning.images import apportion, farthest, greedily, kept_tokens, unit_vectors
 
 
 @dataclass(kw_only=True)
-class TrimTokenatorLC(Pruner):
+class TrimTokenatorLC(EarlyPruner):
     """TrimTokenator-LC gives pictures shares by their diversity, then keeps diverse tokens that fit the text.
 
     Made for long contexts with many pictures; before the decoder.
@@ -35,14 +35,10 @@ class TrimTokenatorLC(Pruner):
     wider: float = 2.0
 
     summary: ClassVar[str] = "before the decoder: shares by diversity, then diverse tokens that fit the query"
-    reads_attention: ClassVar[bool] = False
 
     def check(self) -> None:
         if self.wider < 1:
             raise InputError(f"wider must be at least 1, not {self.wider!r}")
-
-    def stages(self, num_layers: int) -> list[Stage]:
-        return [Stage(0, self.keep)]
 
     def select(self, view: StageView, count: int) -> Tensor:
         unit, inside = unit_vectors(view)

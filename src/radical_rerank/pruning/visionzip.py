@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from radical_rerank.pruning.base import Merge, Pruner, Stage, StageView
+from radical_rerank.pruning.base import EarlyPruner, Merge, StageView
 from radical_rerank.pruning.images import apportion
 
 
 @dataclass(kw_only=True)
-class VisionZip(Pruner):
+class VisionZip(EarlyPruner):
     """VisionZip reduces each image before the decoder: tokens the encoder attends to, and merged leftovers.
 
     "VisionZip: Longer is Better but Not Necessary in Vision Language Models", arXiv:2412.04467.
@@ -34,11 +34,7 @@ class VisionZip(Pruner):
     dominant: float = 54 / 64
 
     summary: ClassVar[str] = "before the decoder: tokens the vision encoder attends to, the rest merged"
-    reads_attention: ClassVar[bool] = False
     reads_encoder: ClassVar[bool] = True
-
-    def stages(self, num_layers: int) -> list[Stage]:
-        return [Stage(0, self.keep)]
 
     def select(self, view: StageView, count: int) -> Tensor | Merge:
         if count >= len(view.alive):

@@ -130,7 +130,8 @@ class Query:
 
 _PDF = b"%PDF-"
 _PATH = re.compile(r"(\.{0,2}/|~|[A-Za-z]:[\\/])")
-_FILE = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|svg|pdf)$", re.IGNORECASE)
+FILE_NAME = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|svg|pdf)$", re.IGNORECASE)
+"""the end of the name of a file that might be meant"""
 
 
 def is_text(string: str) -> bool:
@@ -145,7 +146,7 @@ def is_text(string: str) -> bool:
     words = string.split()
     if len(words) < 2 or _is_data_uri(string) or "://" in words[0]:
         return False
-    return not (_PATH.match(string) or _FILE.search(string.strip()) or os.path.isfile(string))
+    return not (_PATH.match(string) or FILE_NAME.search(string.strip()) or os.path.isfile(string))
 
 
 def is_pdf(document: Any) -> bool:
@@ -506,7 +507,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """What error messages call it."""
-        return f"document {self.index}" + ("" if self.page is None else f", page {self.page}")
+        return with_page(f"document {self.index}", self.page)
 
 
 @dataclass(frozen=True)
@@ -532,7 +533,7 @@ class CandidateList:
     @property
     def names(self) -> list[str]:
         """What error messages call each of these pictures."""
-        return list(chain(*(_names(one.name, len(one.images)) for one in self.candidates)))
+        return list(chain(*(image_names(one.name, len(one.images)) for one in self.candidates)))
 
     def pictures(self, limits: Sequence[int], context_limit: int) -> list[Picture]:
         """Return what to encode, at up to these numbers of tokens: the query's pictures first."""
@@ -546,7 +547,12 @@ class CandidateList:
         return [list(islice(remaining, len(candidate.images))) for candidate in self.candidates]
 
 
-def _names(name: str, images: int) -> list[str]:
+def with_page(name: str, page: int | None) -> str:
+    """Name a document, or a page of it."""
+    return name if page is None else f"{name}, page {page}"
+
+
+def image_names(name: str, images: int) -> list[str]:
     """Name each picture of a document."""
     return [name if images == 1 else f"{name}, image {number}" for number in range(images)]
 
@@ -609,7 +615,7 @@ class Encoder:
                     read[index] = Parts.of(document, f"document {index}")
             except InputError as error:
                 unusable[index] = error
-        names = list(chain(*(_names(f"document {i}", len(parts.images)) for i, parts in read.items())))
+        names = list(chain(*(image_names(f"document {i}", len(parts.images)) for i, parts in read.items())))
         sources = list(chain(*(parts.images for parts in read.values())))
         opened = iter(zip(names, self._opened(sources, names), strict=True))
         loaded: list[Candidate] = list(chain(*pages.values()))

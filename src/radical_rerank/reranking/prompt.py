@@ -306,16 +306,13 @@ def sizes_of(features: Iterable[ImageFeatures]) -> list[Size]:
 
 def cut_text(backbone: Backbone, text: str, limit: int) -> tuple[str, int]:
     """Cut a text to so many tokens. Returns it, and how many it had."""
-    encoded = backbone.tokenizer(
-        text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
-    )
-    spans = encoded["offset_mapping"]
+    _, spans = _encode_spans(backbone.tokenizer, text)
     return (text[: spans[limit - 1][1]] if len(spans) > limit else text), len(spans)
 
 
 def query_tokens(backbone: Backbone, text: str) -> int:
     """Return how many tokens a query has."""
-    return len(_encode_plain(backbone.tokenizer, text.strip()))
+    return len(_encode_spans(backbone.tokenizer, text.strip())[0])
 
 
 def build_prompt(
@@ -551,13 +548,11 @@ def _place_text(
             value = next(written[part]) if part in written else part
             fields += [(part, len(whole), len(whole) + len(value))] if part in written else []
             whole += value
-        encoded = tokenizer(
-            whole, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
-        )
-        tokens = list(enumerate(encoded["offset_mapping"], start=len(ids)))
+        own_ids, spans = _encode_spans(tokenizer, whole)
+        tokens = list(enumerate(spans, start=len(ids)))
         for part, start, end in fields:
             places.append((part, [i for i, (left, right) in tokens if left < end and right > start]))
-        ids += encoded["input_ids"]
+        ids += own_ids
     return places
 
 
@@ -653,9 +648,15 @@ def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
 
 
-def _encode_plain(tokenizer: Any, text: str) -> list[int]:
-    """Return the ids of a user's text. What looks like a special token is plain text."""
-    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+def _encode_spans(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the ids of a user's text, and from which to which character each goes.
+
+    What looks like a special token is plain text.
+    """
+    encoded = tokenizer(
+        text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
+    )
+    return encoded["input_ids"], encoded["offset_mapping"]
 
 
 @lru_cache(maxsize=16)

@@ -6,13 +6,11 @@ its own.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from numbers import Integral
@@ -473,7 +471,8 @@ class Reranker:
         cuts: list[Cut] = []
         for place, one in enumerate(candidates):
             if one.text:
-                text, tokens = cut_text(self.backbone, one.text, self.max_text_tokens)
+                with self.backbone.exclusive():  # other threads use the tokenizer, too
+                    text, tokens = cut_text(self.backbone, one.text, self.max_text_tokens)
                 if text != one.text:
                     candidates[place] = replace(one, text=text)
                     cuts.append(Cut(one.index, tokens, self.max_text_tokens, one.page))
@@ -712,7 +711,6 @@ class Reranker:
     @property
     def settings(self) -> dict[str, Any]:
         """The model and how lists are put to it. Together with the pruner, this decides a ranking."""
-        words = json.dumps(asdict(self.template), sort_keys=True)
         return {
             "model": self.backbone.name,
             "fingerprint": self.backbone.fingerprint,
@@ -722,7 +720,7 @@ class Reranker:
             "max_new_tokens": self.max_new_tokens,
             "max_text_tokens": self.max_text_tokens,
             "page_text": self.page_text,
-            "template": hashlib.sha256(words.encode()).hexdigest()[:16],
+            "template": self._template_digest,
             "window": self.window,
             "stride": self.stride,
             **({"permutations": self.permutations} if self.permutations > 1 else {}),

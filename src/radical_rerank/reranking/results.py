@@ -12,7 +12,7 @@ from typing import Any, overload
 from radical_rerank.backbones import Block, ImageFeatures
 from radical_rerank.method import DecoderShape, kv_bytes, macs, saving, tokens_per_layer
 from radical_rerank.pruning import Layout, PrunedStage
-from radical_rerank.reranking.encoding import Document, Parts
+from radical_rerank.reranking.encoding import Document, Parts, with_page
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Cut:
     @property
     def name(self) -> str:
         """What messages call the document."""
-        return f"document {self.index}" + ("" if self.page is None else f", page {self.page}")
+        return with_page(f"document {self.index}", self.page)
 
 
 @dataclass(frozen=True, repr=False)

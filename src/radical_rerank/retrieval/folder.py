@@ -26,7 +26,7 @@ from radical_rerank import progress as bars
 from radical_rerank.errors import InputError, MissingExtraError
 from radical_rerank.files import replacing
 from radical_rerank.pruning.profile import cache_folder, file_stem
-from radical_rerank.reranking.encoding import MAX_PIXELS, Document, is_pdf, load_images, open_image
+from radical_rerank.reranking.encoding import MAX_PIXELS, Document, is_pdf, load_images, open_image, with_page
 from radical_rerank.reranking.pages import Page, pages_of
 from radical_rerank.retrieval.embedder import Embedder
 from radical_rerank.retrieval.search import nearest
@@ -427,4 +427,4 @@ def _matrix(state: _State, entries: Sequence[Entry]) -> Vector:
 
 
 def _label(path: str, number: int) -> str:
-    return f"{path}, page {number}" if number else path
+    return with_page(path, number or None)

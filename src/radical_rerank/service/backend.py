@@ -17,9 +17,8 @@ from radical_rerank.errors import OutOfWorldWarning, RadicalError
 from radical_rerank.pruning import Profile, RaDiCal, build
 from radical_rerank.reranking import Query, Ranking, Reranker, VisionCache
 from radical_rerank.reranking.calibration import generated_list
-from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, Parts
+from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, Parts, image_names
 from radical_rerank.reranking.prompt import Content, build_pair, build_prompt
-from radical_rerank.service.documents import image_names
 from radical_rerank.service.errors import ServiceError, disconnected, too_late
 from radical_rerank.service.settings import Settings
 from radical_rerank.service.worker import RankJob, RankWork, RankWorker

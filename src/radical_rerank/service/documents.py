@@ -16,7 +16,16 @@ from PIL import Image
 from pydantic import ValidationError
 
 from radical_rerank.errors import InputError, MissingExtraError
-from radical_rerank.reranking.encoding import LoadedImage, PageImage, Parts, base64_bytes, open_image
+from radical_rerank.reranking.encoding import (
+    FILE_NAME,
+    LoadedImage,
+    PageImage,
+    Parts,
+    base64_bytes,
+    image_names,
+    open_image,
+    with_page,
+)
 from radical_rerank.reranking.pages import pages_of
 from radical_rerank.service.errors import ServiceError
 from radical_rerank.service.schema import MAX_QUERY, MixedDocument, RequestDocument, RerankRequest
@@ -31,7 +40,6 @@ MAX_VALUES = 100_000
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\-]{64}[A-Za-z0-9+/_\-\s]*={0,2}\s*")
 _URL = re.compile(r"https?://", re.IGNORECASE)
 _PATH = re.compile(r"(\.{0,2}/|~|[a-z]:[\\/])\S*$|\w+://", re.IGNORECASE)
-_FILE = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|svg|pdf)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -95,18 +103,13 @@ class ParsedRequest:
     @property
     def candidate_names(self) -> list[str]:
         """The names of the candidates in error messages."""
-        return [f"document {i}" + ("" if page is None else f", page {page}") for i, page in self.places]
+        return [with_page(f"document {index}", page) for index, page in self.places]
 
 
 def parsed_request(fields: dict[str, Any]) -> ParsedRequest:
     """Return a request from the JSON of its fields, in which tuples are lists."""
     places = [(index, page) for index, page in fields["places"]]
     return ParsedRequest(**{**fields, "places": places})
-
-
-def image_names(document: str, count: int) -> list[str]:
-    """Name the images of a document."""
-    return [document if count == 1 else f"{document}, image {number}" for number in range(count)]
 
 
 def parse(data: bytes | bytearray, limits: Limits) -> RerankRequest:
@@ -216,7 +219,7 @@ def _candidates(documents: Sequence[RequestDocument], opener: ImageOpener) -> It
         try:
             for page in pages_of(_bytes_of(document.pdf.strip(), name), name=name, max_pages=max(1, left)):
                 image = PageImage.of(page)
-                opener.count(*image.size, f"{name}, page {page.number}")
+                opener.count(*image.size, with_page(name, page.number))
                 yield _Candidate(index, [image], page.text(), page.number)
                 left -= 1
         except MissingExtraError:
@@ -255,7 +258,7 @@ def _parts_of(document: RequestDocument, name: str) -> Parts:
         return Parts((string,))
     if not string:
         raise _bad_document(f"{name} is empty")
-    if _PATH.match(string) or _FILE.search(string[-5:]):
+    if _PATH.match(string) or FILE_NAME.search(string[-5:]):
         raise _bad_document(
             f"{name} looks like a file path, which is not supported: send a data URI, base64 or an allowed "
             'URL; or {"text": …} if it is a text'
