@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ from radical_rerank.backbones.families.base import LINEAR, Family, Tokens
 from radical_rerank.backbones.hooks import Hooks, entered_for
 from radical_rerank.backbones.model import (
     base_model,
+    decoder_shape,
     device_of,
     family_of,
     identity_of,
@@ -82,6 +83,12 @@ class Run:
             raise LayoutError("the shares of the list's budget do not fit the candidates' tokens")
         stages = stages_of(pruner, len(self._layers), self._family.readable)
         self._stages = {(stage.layer, stage.when): stage for stage in stages}
+        shape = decoder_shape(self._base.config)
+        self._plans: list[Mapping[Stage, int] | None] = [
+            pruner.plan(stages, layout, shape) for layout in self._layouts
+        ]
+        if shares is not None:
+            self._plans = [share.counts for share in shares]
         self._model = model
         self._images: Tensor | None = None
         self._mask: Any = None
@@ -167,6 +174,7 @@ class Run:
             self._layouts,
             self._signals,
             self._shares,
+            self._plans,
             images,
             embeddings,
             self._mask,
@@ -275,6 +283,7 @@ class BatchState:
         layouts: Sequence[Layout],
         signals: Sequence[VisionSignals] | None,
         shares: Sequence[Share] | None,
+        plans: Sequence[Mapping[Stage, int] | None],
         images: Tensor,
         embeddings: Tensor,
         mask: Any,
@@ -293,6 +302,7 @@ class BatchState:
         self.layouts = [layout for layout in layouts for _ in range(batch // len(layouts))]
         self.signals = [own for own in signals or () for _ in range(batch // len(layouts))]
         self.shares = [own for own in shares or () for _ in range(batch // len(layouts))]
+        self.plans = [own for own in plans for _ in range(batch // len(layouts))]
         self.valid = self._padding(mask, embeddings.device)
         self.offsets = [self.length - layout.length for layout in self.layouts]
         self._check_images(images)
@@ -507,8 +517,9 @@ class BatchState:
         for row, stages in enumerate(self.stages):
             view = View(self, row, stage, layer, entering, hidden, keys, rotary)
             alive = len(view.alive)
-            if self.shares:
-                count = self.shares[row].counts[stage]
+            plan = self.plans[row]
+            if plan is not None:
+                count = min(alive, plan[stage])
             else:
                 whole = len(self.candidate_of[row]) if stage.of_all else alive
                 count = min(alive, keep_count(stage.keep, whole))

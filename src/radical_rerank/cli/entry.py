@@ -58,7 +58,7 @@ class StderrHandler(logging.Handler):
         Console(stderr=True, highlight=False, soft_wrap=True).print(escape(record.getMessage()))
 
 
-SEVERAL = ("--keep", "--seeds", "--methods", "--counts", "--scorers")
+SEVERAL = ("--keep", "--flops", "--seeds", "--methods", "--counts", "--scorers")
 """options that take several values in a row"""
 
 
@@ -276,6 +276,45 @@ def calibrate(
         bar = "█" * round(20 * alpha) + (" ◄ prunes" if layer in schedule else "")
         table.add_row(str(layer), f"{h:.4f}", f"{alpha:.2f}", bar)
     Console().print(table)
+
+
+@app.command()
+def tune(
+    model: Annotated[str, typer.Argument(help="A model id, a folder, or scenes or photos.")] = "scenes",
+    lists: Annotated[
+        str | None,
+        typer.Option(help="Lists of your own, FILE.jsonl, no labels needed; by default generated ones."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=2, help="Lists to compare schedules on.")] = 48,
+    promise: Annotated[
+        int, typer.Option(min=0, help="Lists for the promise of --agreement; 0: make none.")
+    ] = 400,
+    flops: Annotated[
+        list[float] | None, typer.Option(help="The budgets, as parts of Dense's arithmetic.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="For photos, the folder of Flickr8k.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help="Where to write the profile; by default your cache.")
+    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    model_kwargs: ModelKwargs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the schedules that keep a model's own order best at each cost, without labels."""
+    from radical_rerank.cli.tune import tune_model
+
+    tune_model(
+        model,
+        lists,
+        limit=limit,
+        promise=promise,
+        budgets=flops,
+        data=data,
+        out=out,
+        loading={"device": device, "dtype": dtype, "model_kwargs": model_kwargs},
+        as_json=as_json,
+    )
 
 
 @app.command()

@@ -3,8 +3,10 @@
 * `what`: which visual evidence decides the order (CCU, QRel, DTI, AttentionInfo)
 * `when`: how far a layer's attention is trusted (entropy, trust α, fusion)
 * `where`: which layers prune, how much, and what it costs (α-Maximin and six others, keep ratios, FLOPs)
+* `plan`: a budget of arithmetic as a schedule
 """
 
+from radical_rerank.method.plan import Schedule, arithmetic, counts_within, plan
 from radical_rerank.method.what import (
     attention_information,
     candidate_uniqueness,
@@ -34,6 +36,7 @@ from radical_rerank.method.where import (
     keep_ratio,
     kv_bytes,
     macs,
+    nucleus_count,
     saving,
     tokens_per_layer,
     top_k,
@@ -43,11 +46,14 @@ __all__ = [
     "STRATEGIES",
     "DecoderShape",
     "LayerCost",
+    "Schedule",
     "allot",
     "alpha_maximin",
+    "arithmetic",
     "arithmetic_fusion",
     "attention_information",
     "candidate_uniqueness",
+    "counts_within",
     "discriminative_importance",
     "exact_uniqueness",
     "geometric_fusion",
@@ -57,6 +63,8 @@ __all__ = [
     "macs",
     "min_max",
     "normalized_entropy",
+    "nucleus_count",
+    "plan",
     "query_relevance",
     "ranks",
     "saliency",

@@ -43,6 +43,15 @@ def top_k(score: Tensor, count: int, ties: Sequence[Tensor] = ()) -> Tensor:
     return order[:count].sort().values
 
 
+def nucleus_count(score: Tensor, share: float) -> int:
+    """How many of the highest scores hold `share` of their sum: the smallest such set, at least one token.
+
+    score: (n,), none below 0
+    """
+    held = score.double().sort(descending=True).values.cumsum(0)
+    return min(len(score), int((held < share * held[-1] - 1e-12).sum()) + 1)
+
+
 def allot(prior: Tensor, candidate_of: Tensor, counts: Sequence[int], least: Tensor) -> list[list[int]]:
     """How many tokens of each of N candidates pass each stage, if `counts` of the whole list do.
 

@@ -22,7 +22,7 @@ from radical_rerank.pruning.divprune import DivPrune
 from radical_rerank.pruning.dynres import DynResDTI, DynResQRel
 from radical_rerank.pruning.fastv import FastV
 from radical_rerank.pruning.lowres import LowRes
-from radical_rerank.pruning.profile import ModelIdentity, Profile
+from radical_rerank.pruning.profile import ModelIdentity, Profile, TunedSchedule
 from radical_rerank.pruning.pyramiddrop import PyramidDrop
 from radical_rerank.pruning.qi_ei import QIEI
 from radical_rerank.pruning.radical import RaDiCal
@@ -82,6 +82,7 @@ __all__ = [
     "Stage",
     "StageView",
     "TrimTokenatorLC",
+    "TunedSchedule",
     "V2Drop",
     "VisionSignals",
     "VisionZip",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from radical_rerank.errors import InputError, LayoutError, unknown_name
-from radical_rerank.method import keep_count, top_k
+from radical_rerank.method import DecoderShape, keep_count, top_k
 from radical_rerank.pruning.profile import Profile
 
 
@@ -353,6 +353,13 @@ class Pruner:
         look: encodes the pictures at full size, for methods that decide by content
         """
         raise NotImplementedError
+
+    def plan(self, stages: Sequence[Stage], layout: Layout, shape: DecoderShape) -> dict[Stage, int] | None:
+        """Return how many visual tokens of a prompt pass each stage, if that is known before it runs.
+
+        None: ⌈keep · alive⌉ pass each.
+        """
+        return None
 
     def select(self, view: StageView, count: int) -> Tensor | Merge:
         """Return (count,) ascending indices into `view.alive` of the tokens that survive."""

@@ -17,7 +17,7 @@ import torch
 
 from radical_rerank.errors import CalibrationError
 from radical_rerank.files import replacing
-from radical_rerank.method import DecoderShape, trust
+from radical_rerank.method import DecoderShape, Schedule, plan, trust
 
 PROFILE_FILE = "radical_profile.json"
 
@@ -37,6 +37,30 @@ class ModelIdentity:
 
 
 @dataclass(frozen=True)
+class TunedSchedule:
+    """A schedule that `radical tune` measured against Dense on lists without labels.
+
+    flops: the part of Dense's arithmetic that it was measured at
+    layers, exponents: as in `method.Schedule`
+    nucleus: the share of the score that a stage keeps for this cost on average; None: not measured
+    kl: KL(Dense ‖ pruned), mean over lists; agreement: how often both have the same best document
+    """
+
+    flops: float
+    layers: tuple[int, ...]
+    exponents: tuple[float, ...]
+    nucleus: float | None = None
+    kl: float = 0.0
+    agreement: float = 0.0
+    lists: int = 0
+
+    @property
+    def schedule(self) -> Schedule:
+        """Its layers, and how the cut is spread over them."""
+        return Schedule(tuple(self.layers), tuple(self.exponents))
+
+
+@dataclass(frozen=True)
 class Profile:
     """The trust profile of a model: H_norm and α of its layers.
 
@@ -53,6 +77,8 @@ class Profile:
         lists, source: what it was measured on
         fingerprint, shape: which model it is for
         scores: calibrations of its scores, as dicts (`reranking.scores.ScoreCalibration`)
+        schedules: the best schedules that `radical tune` found, the cheapest first
+        safety: what it found about ranking twice, as dicts (`reranking.safety.Safety`)
 
     Example:
         >>> profile = Profile.find("Qwen/Qwen3-VL-4B-Instruct")
@@ -70,6 +96,8 @@ class Profile:
     fingerprint: str | None = None
     shape: DecoderShape | None = None
     scores: tuple[dict[str, Any], ...] = ()
+    schedules: tuple[TunedSchedule, ...] = ()
+    safety: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.layers or (self.alpha and len(self.layers) != len(self.alpha)):
@@ -109,6 +137,22 @@ class Profile:
             raise CalibrationError(f"the profile of {self.model} has no value for layer {layer}")
         return self.alpha[self.layers.index(layer)]
 
+    def tuned(self, flops: float) -> TunedSchedule | None:
+        """Return the tuned schedule whose cost is nearest to this part of Dense's, if there is one."""
+        return min(self.schedules, key=lambda one: abs(math.log(one.flops / flops)), default=None)
+
+    def schedule(self, flops: float, num_layers: int) -> Schedule:
+        """Return the schedule for a part of Dense's arithmetic: the nearest tuned one, or a plan."""
+        tuned = self.tuned(flops)
+        if tuned is not None:
+            return tuned.schedule
+        if not self.alpha:
+            raise CalibrationError(
+                f"of {self.model}, {self.published}: a budget needs α of every layer. Measure the model with "
+                "`radical calibrate`"
+            )
+        return plan(self.layers, self.alpha, num_layers, flops)
+
     @property
     def published(self) -> str:
         """What a published profile has, in words."""
@@ -139,7 +183,9 @@ class Profile:
             raise ValueError("not a JSON object")
         for name in ("layers", "alpha", "h_norm"):
             data[name] = tuple(data[name]) if data.get(name) is not None else None
-        data["scores"] = tuple(data.get("scores") or ())
+        for name in ("scores", "safety"):
+            data[name] = tuple(data.get(name) or ())
+        data["schedules"] = tuple(TunedSchedule(**one) for one in data.get("schedules") or ())
         if data.get("shape") is not None:
             data["shape"] = DecoderShape(**data["shape"])
         return cls(**data)

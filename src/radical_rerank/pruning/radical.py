@@ -3,6 +3,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 import torch
@@ -11,19 +12,24 @@ from torch import Tensor
 from radical_rerank.errors import CalibrationError, InputError
 from radical_rerank.method import (
     STRATEGIES,
+    DecoderShape,
+    Schedule,
     allot,
+    arithmetic,
     arithmetic_fusion,
     attention_information,
+    counts_within,
     geometric_fusion,
     keep_ratio,
     min_max,
+    nucleus_count,
     ranks,
     saliency,
     signed_prior,
     text_averaged,
     top_k,
 )
-from radical_rerank.pruning.base import Look, Merge, Pruner, Share, Stage, StageView, list_counts
+from radical_rerank.pruning.base import Layout, Look, Merge, Pruner, Share, Stage, StageView, list_counts
 from radical_rerank.pruning.profile import Profile
 
 FUSIONS = {"geometric": geometric_fusion, "arithmetic": arithmetic_fusion}
@@ -45,6 +51,11 @@ class RaDiCal(Pruner):
         gap: g, the least distance between chosen layers
         strategy: how layers are chosen, one of `STRATEGIES`
         layers: these layers instead of a strategy's choice
+        shares: with `layers`, the share of all tokens alive after each, instead of K equal steps
+        flops: a budget instead of `keep`: the part of Dense's arithmetic that each list may cost. The layers
+            come from the profile, tuned or planned (`radical tune`), unless `layers` are given
+        nucleus: each stage keeps the smallest set of tokens that holds this share of the score, so that easy
+            lists cost less; "auto", with `flops`: the tuned share that costs this much on average
         prior: "dti", "relevance", "uniqueness" or "random"
         uniqueness: "prototype", O(Vd), or "exact", by the nearest token of another candidate, O(V²d)
         saliency: "information" (AttentionInfo) or "attention" (the text-averaged attention p)
@@ -78,6 +89,9 @@ class RaDiCal(Pruner):
     gap: int = 2
     strategy: str = "alpha_maximin"
     layers: Sequence[int] | None = None
+    shares: Sequence[float] | None = None
+    flops: float | None = None
+    nucleus: float | Literal["auto"] | None = None
     prior: str = "dti"
     uniqueness: str = "prototype"
     saliency: str = "information"
@@ -107,6 +121,18 @@ class RaDiCal(Pruner):
             raise InputError(f"least must lie in [0, 1], not {self.least!r}")
         if self.layers is not None and not len(self.layers):
             raise InputError("layers must name at least one layer")
+        if self.shares is not None:
+            falls = all(0 < b <= a <= 1 for a, b in pairwise((1.0, *self.shares)))
+            if self.layers is None or len(self.shares) != len(self.layers) or not falls:
+                raise InputError(
+                    "shares must be one per layer of `layers`, in (0, 1], none above the one before"
+                )
+        if self.flops is not None and not 0 < self.flops <= 1:
+            raise InputError(f"flops must lie in (0, 1], not {self.flops!r}")
+        if self.nucleus == "auto" and self.flops is None:
+            raise InputError('nucleus="auto" needs flops, the cost to reach on average')
+        if isinstance(self.nucleus, float) and not 0 < self.nucleus <= 1:
+            raise InputError(f"nucleus must lie in (0, 1], not {self.nucleus!r}")
         if self.num_stages < 1 or self.gap < 1:
             raise InputError(f"num_stages and gap must be at least 1, not {self.num_stages} and {self.gap}")
 
@@ -137,7 +163,9 @@ class RaDiCal(Pruner):
             # A measured profile has all layers whose attention can be read.
             if profile.h_norm is None and profile.layers != tuple(range(num_layers)):
                 self._check_partial(profile, num_layers)
-            if profile.alpha:
+            if self.flops is not None:
+                chosen = profile.schedule(self.flops, num_layers).layers
+            elif profile.alpha:
                 choose = STRATEGIES[self.strategy]
                 chosen = choose(profile.layers, profile.alpha, self.num_stages, gap=self.gap, seed=self.seed)
             else:
@@ -147,7 +175,26 @@ class RaDiCal(Pruner):
             assert profile is not None
             for layer in chosen:
                 profile.alpha_at(layer)  # raises now, not when the model runs
+        if self.shares is not None:
+            return [
+                Stage(layer, share, of_all=True) for layer, share in zip(chosen, self.shares, strict=True)
+            ]
         return [Stage(layer, keep) for layer in sorted(chosen)]
+
+    def plan(self, stages: Sequence[Stage], layout: Layout, shape: DecoderShape) -> dict[Stage, int] | None:
+        """Meet the budget `flops` for this prompt: with the schedule's exponents, or equal steps."""
+        if self.flops is None:
+            return None
+        layers = tuple(stage.layer for stage in stages)
+        schedule = Schedule.equal(layers)
+        if self.layers is None and self.profile is not None:
+            known = self.profile.schedule(self.flops, shape.num_layers)
+            if len(known.layers) == len(layers):  # else stages met at one layer with attention
+                schedule = replace(known, layers=layers)
+        visual = len(layout.positions)
+        text = layout.length - visual
+        budget = self.flops * arithmetic((), (), shape, visual, text)
+        return dict(zip(stages, counts_within(schedule, budget, shape, visual, text), strict=True))
 
     def _check_depth(self, profile: Profile, num_layers: int) -> None:
         if profile.layers[-1] >= num_layers:
@@ -184,10 +231,23 @@ class RaDiCal(Pruner):
         return self._scores(view)[0]
 
     def select(self, view: StageView, count: int) -> Tensor | Merge:
-        if count >= len(view.alive):
+        if count >= len(view.alive) and self.nucleus is None:
             return super().select(view, count)
         score, tie = self._scores(view)
+        share = self._share()
+        if share is not None:
+            count = nucleus_count(score, share)
         return top_k(score, count, [tie])
+
+    def _share(self) -> float | None:
+        """The share of the score that a stage keeps; None: a stage keeps a number of tokens."""
+        if self.nucleus != "auto":
+            return self.nucleus
+        assert self.flops is not None
+        tuned = None if self.profile is None else self.profile.tuned(self.flops)
+        if tuned is None or tuned.nucleus is None:
+            raise CalibrationError('nucleus="auto" needs a tuned profile: run `radical tune`')
+        return tuned.nucleus
 
     def _scores(self, view: StageView) -> tuple[Tensor, Tensor]:
         """Return (n,) the fused score f, and (n,) what breaks ties between equal scores.
@@ -241,8 +301,8 @@ class RaDiCal(Pruner):
         gets as much of it as the best one. For the same reason no prompt has to wait for another at a stage.
         A list runs in batches of any size with the same survivors, and only one batch is in memory.
         """
-        if self.prior == "random" or self.alpha == 0:
-            return None
+        if self.prior == "random" or self.alpha == 0 or self.flops is not None:
+            return None  # with a budget, every prompt keeps to its own
         seen = look()
         sizes = seen.candidate_of.bincount(minlength=seen.count).tolist()
         if not len(seen.vision):  # texts alone

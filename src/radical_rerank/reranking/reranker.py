@@ -6,6 +6,7 @@ its own.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import os
@@ -26,7 +27,9 @@ from radical_rerank import progress as bars
 from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures, load_head, stages_of
 from radical_rerank.backbones.model import folder_of
 from radical_rerank.errors import InputError, ScoringError, UnreadableAnswerError
-from radical_rerank.pruning import Look, Profile, Pruner, Share, build
+from radical_rerank.method import arithmetic
+from radical_rerank.pruning import Dense, Layout, Look, Profile, Pruner, RaDiCal, Share, build
+from radical_rerank.reranking.budget import Budget, Pace, measured_pace
 from radical_rerank.reranking.calibration import measured_profile
 from radical_rerank.reranking.encoding import (
     CONTEXT,
@@ -77,6 +80,7 @@ from radical_rerank.reranking.results import (
     join_reports,
     make_report,
 )
+from radical_rerank.reranking.safety import Promise, margin, promise
 from radical_rerank.reranking.scores import ScoreCalibration, calibration_for, probabilities_of
 from radical_rerank.reranking.windows import rank_in_windows
 
@@ -163,6 +167,12 @@ class Reranker:
         model: a model id, a folder, or a `Backbone`; by default the small model that ships with the package
         method: the name of a pruning method (see `METHODS`) or a `Pruner`
         keep: the fraction of visual tokens alive at the end
+        speedup, flops, latency, agreement: a budget in other terms than `keep`, with method "radical"; one of
+            them. flops: the part of the decoder's arithmetic that a list may cost. speedup: 1 / flops.
+            latency: seconds per list, from a timing of the model at its first list; what is left after
+            encoding is the decoder's. agreement: the share of lists whose best document must be Dense's; a
+            list is ranked again with more tokens where that is not safe. It needs a profile that was tuned
+            (`radical tune`); the others are better with one
         scorer: "logits" (default; one forward pass), "generate" (the model writes the order) or "pointwise"
             (each image alone with the query; the score is the probability that it is relevant)
         preset: how a trained reranker is asked: a preset's name, a JSON file or a dict. "auto" finds it by
@@ -202,6 +212,10 @@ class Reranker:
         method: str | Pruner = "radical",
         *,
         keep: float | None = None,
+        speedup: float | None = None,
+        flops: float | None = None,
+        latency: float | None = None,
+        agreement: float | None = None,
         scorer: str | None = None,
         preset: Preset | dict[str, Any] | str | Path | None = "auto",
         template: PromptTemplate | dict[str, Any] | str | Path | None = None,
@@ -239,13 +253,16 @@ class Reranker:
             preset = None
         if not (preset is None or preset == "auto" or isinstance(preset, Preset)):
             preset = Preset.load(preset)
+        budgets = Budget(keep, speedup, flops, latency, agreement)
         if isinstance(method, Pruner):
-            if keep is not None or options:
+            if budgets.given or options:
                 raise InputError("set keep and other options in the Pruner that you pass")
             self.pruner = method
         else:
-            given = options if keep is None else {**options, "keep": keep}
-            self.pruner = build(method, _also=_OPTIONS, **given)
+            self.pruner = build(method, _also=_OPTIONS, **{**options, **budgets.options(method)})
+        self.latency, self.agreement = latency, agreement
+        self._pace: Pace | None = None
+        self._safety: Promise | None = None
         loading: dict[str, Any] = {
             "device": device,
             "dtype": dtype,
@@ -298,6 +315,12 @@ class Reranker:
     def from_pretrained(cls, model: str | Path = DEFAULT_MODEL, *args: Any, **options: Any) -> Reranker:
         """The same as `Reranker(model, ...)`, under the name that Hugging Face uses."""
         return cls(model, *args, **options)
+
+    def with_pruner(self, pruner: Pruner) -> Reranker:
+        """Return a Reranker that differs in its pruning method alone: the model and the cache are shared."""
+        other = copy.copy(self)
+        other.pruner, other.latency, other.agreement, other._safety = pruner, None, None, None
+        return other
 
     def rank(
         self,
@@ -453,6 +476,7 @@ class Reranker:
             results[0].probability if results else 0.0,
             calibrated,
             signals,
+            self.agreement,
         )
 
     # Before the model runs.
@@ -552,10 +576,22 @@ class Reranker:
         return replace(scored, answer=replace(scored.answer, scores=scores))
 
     def _score(self, lists: Sequence[CandidateList]) -> list[_Scored]:
-        """Score lists that each fit a window: listwise in one batch, pointwise in batches of pairs."""
+        """Score lists that each fit a window; again with more tokens if the first result is not safe."""
         if not lists:
             return []
         self.prepare()
+        scored = self._score_once(lists)
+        if self._safety is None:
+            return scored
+        threshold = self._safety.threshold
+        again = [i for i, one in enumerate(scored) if margin(one.answer.scores) < threshold]
+        larger = self.with_pruner(self._pruner_for(self._safety.pair.large))
+        for i, one in zip(again, larger._score([lists[i] for i in again]), strict=True):
+            scored[i] = replace(one, others=(*scored[i].others, scored[i].report, *one.others))
+        return scored
+
+    def _score_once(self, lists: Sequence[CandidateList]) -> list[_Scored]:
+        """Score lists that each fit a window: listwise in one batch, pointwise in batches of pairs."""
         with self.backbone.exclusive():
             clock = Clock(len(lists))
             look = partial(self._look, by_image=True)
@@ -621,10 +657,11 @@ class Reranker:
 
     def _run(self, asked: Sequence[_Asked], clock: Clock) -> list[_Scored]:
         """Run prompts in one batch."""
-        model, pruner = self.backbone, self.pruner
+        model = self.backbone
         with clock("preprocess"):
             prompts = [self._prompt(one.work, one.features, one.place) for one in asked]
             layouts = [prompt.layout for prompt in prompts]
+            pruner = self._in_time(layouts, clock)
             signals = None
             if pruner.reads_encoder:
                 signals = [joined_signals(list(chain(*one.own))) for one in asked]
@@ -650,7 +687,7 @@ class Reranker:
         reports = [
             make_report(
                 method=type(pruner).__name__,
-                keep=pruner.keep,
+                keep=None if getattr(pruner, "flops", None) else pruner.keep,
                 layout=layouts[i],
                 stages=run.stages[i],
                 shape=model.shape,
@@ -662,6 +699,23 @@ class Reranker:
             for i, one in enumerate(asked)
         ]
         return list(map(_Scored, answers, reports))
+
+    def _in_time(self, layouts: Sequence[Layout], clock: Clock) -> Pruner:
+        """Return the method for these prompts: with a latency, one that fits what is left of it."""
+        if self.latency is None:
+            return self.pruner
+        assert self._pace is not None
+        sizes = [(len(layout.positions), layout.length - len(layout.positions)) for layout in layouts]
+        dense = sum(arithmetic((), (), self.backbone.shape, *size) for size in sizes)
+        # The clock counts seconds per list; pointwise, the prompts of a list share them.
+        left = (self.latency - sum(clock.seconds.values())) * (
+            1 if self.scorer == "pointwise" else len(layouts)
+        )
+        assert isinstance(self.pruner, RaDiCal)
+        return replace(self.pruner, flops=self._pace.flops(left, dense))
+
+    def _pruner_for(self, flops: float) -> Pruner:
+        return Dense() if flops >= 1 else RaDiCal(flops=flops, profile=self.profile)
 
     def _read_pair(self, prompt: Prompt, output: Tensor) -> Answer:
         """Read the log of the probability that a candidate is relevant. output: logits, or a hidden state"""
@@ -724,6 +778,9 @@ class Reranker:
             "window": self.window,
             "stride": self.stride,
             **({"permutations": self.permutations} if self.permutations > 1 else {}),
+            **{
+                name: value for name in ("latency", "agreement") if (value := getattr(self, name)) is not None
+            },
         }
 
     @property
@@ -732,6 +789,7 @@ class Reranker:
         return {
             "method": type(self.pruner).__name__,
             "keep": self.pruner.keep,
+            **({"flops": flops} if (flops := getattr(self.pruner, "flops", None)) else {}),
             "scorer": self.scorer,
             "template": self._template_digest,
             "max_image_tokens": self.max_image_tokens,
@@ -772,6 +830,12 @@ class Reranker:
                 known = Profile.find(self.backbone.identity, alpha=needed == "alpha")
                 profile = known or measured_profile(self)
                 self.pruner = self.pruner.with_profile(profile)
+        if self.latency is not None and self._pace is None:
+            self._pace = measured_pace(self.with_pruner(Dense()))
+        if self.agreement is not None and self._safety is None:
+            known_pairs = () if self.profile is None else self.profile.safety
+            self._safety = promise(known_pairs, self.agreement, self.backbone.name)
+            self.pruner = self._pruner_for(self._safety.pair.small)
 
 
 _OPTIONS = [

@@ -109,6 +109,8 @@ class Ranking(Sequence[RankedDocument]):
             documents
         calibrated: whether probabilities are fitted on lists with known matches; see `radical calibrate`
         signals: facts about the whole list that a calibration can use
+        agreement: the promised share of lists whose best document is Dense's, if one was asked for; a list
+            with several reports was then ranked again with more tokens
 
     Example:
         >>> ranking = Ranking((RankedDocument(1, -0.1, "b.jpg"), RankedDocument(0, -2.4, "a.jpg")))
@@ -130,6 +132,7 @@ class Ranking(Sequence[RankedDocument]):
     confidence: float = 0.0
     calibrated: bool = False
     signals: Mapping[str, float] = field(default_factory=dict)
+    agreement: float | None = None
 
     def __len__(self) -> int:
         return len(self.results)
@@ -169,6 +172,7 @@ class Ranking(Sequence[RankedDocument]):
             "method": self.method,
             "confidence": self.confidence,
             "calibrated": self.calibrated,
+            **({} if self.agreement is None else {"agreement": self.agreement}),
             "results": [
                 {
                     "rank": rank,
@@ -329,7 +333,7 @@ class Totals:
 def make_report(
     *,
     method: str,
-    keep: float,
+    keep: float | None,
     layout: Layout,
     stages: Sequence[PrunedStage],
     shape: DecoderShape,
@@ -340,6 +344,7 @@ def make_report(
 ) -> PruningReport:
     """Report on one prompt.
 
+    keep: None if the budget is another one; the report then has the share that is left
     features: per candidate, of its pictures
     full: the candidates' visual tokens at full size
     """
@@ -354,7 +359,7 @@ def make_report(
     cache, cache_dense = kv_bytes(counts, shape), kv_bytes(dense, shape)
     return PruningReport(
         method=method,
-        keep=keep,
+        keep=(stages[-1].after if stages else visual) / max(visual, 1) if keep is None else keep,
         tokens=other + full,
         visual_tokens=full,
         visual_tokens_entering=visual,

@@ -1,0 +1,107 @@
+"""`radical tune MODEL`: schedules for every cost, and the promise about the order, without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from typing import Any
+
+from radical_rerank import progress as bars
+from radical_rerank.cli.common import log, print_json, print_table
+from radical_rerank.errors import InputError
+
+HEADS = ("arithmetic", "before layers", "tokens left", "nucleus", "KL to Dense", "same best")
+AGREEMENTS = (0.95, 0.98, 0.99, 0.995)
+"""shown in the table of promises"""
+
+
+def tune_model(
+    model: str,
+    lists: str | None,
+    *,
+    limit: int,
+    promise: int,
+    budgets: Sequence[float] | None,
+    data: str | None,
+    out: str | None,
+    loading: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Tune a model's schedules, keep them in its profile, and show them."""
+    from radical_rerank.backbones import Backbone
+    from radical_rerank.pruning import Profile
+    from radical_rerank.reranking import Reranker
+    from radical_rerank.reranking.calibration import profile_of
+    from radical_rerank.reranking.tuning import BUDGETS, Tuner
+
+    wanted = sorted(budgets or BUDGETS)
+    if any(not 0 < one < 1 for one in wanted):
+        raise InputError("every --flops must lie between 0 and 1")
+    given = _lists(model, lists, limit + promise, data)
+    backbone = Backbone.from_pretrained(model, **loading)
+    profile = profile_of(backbone)
+    reranker = Reranker(backbone)
+    tuner = Tuner(reranker, given[:limit], profile)
+    tuner.dense(bars.bar)
+    schedules = [tuner.nucleus(tuner.search(flops, bars.bar), bars.bar) for flops in wanted]
+    # The promise is made from other lists than the schedules were chosen on, if there are enough.
+    others = given[limit : limit + promise] if len(given) >= limit + promise else given[:promise]
+    pairs = Tuner(reranker, others, profile).safety(schedules, bars.bar) if promise else []
+    profile = replace(
+        profile,
+        schedules=tuple(schedules),
+        safety=tuple(one.to_dict() for one in pairs),
+        fingerprint=backbone.fingerprint,
+    )
+    log.info("saved to %s", profile.save(out or Profile.cache_path(backbone.identity)))
+    costs = {agreement: min(pairs, key=lambda one: one.cost(agreement)) for agreement in AGREEMENTS if pairs}
+    if as_json:
+        found = {str(agreement): {"cost": one.cost(agreement), "small": one.small, "large": one.large}
+                 for agreement, one in costs.items() if one.threshold(agreement) is not None}  # fmt: skip
+        print_json({"model": backbone.name, "schedules": list(map(asdict, schedules)), "agreement": found})
+        return
+    rows = [
+        [
+            f"{one.flops:.0%}",
+            ", ".join(map(str, one.layers)),
+            ", ".join(f"r^{e:.2f}" for e in one.exponents),
+            "–" if one.nucleus is None else f"{one.nucleus:.4f}",
+            f"{one.kl:.4f}",
+            f"{one.agreement:.1%}",
+        ]
+        for one in schedules
+    ]
+    print_table(HEADS, rows, f"{backbone.name}, {len(given[:limit])} lists")
+    promised = [
+        [
+            f"{agreement:.1%}",
+            f"{one.small:.0%}",
+            "Dense" if one.large == 1 else f"{one.large:.0%}",
+            f"{one.cost(agreement):.1%}",
+        ]
+        for agreement, one in costs.items()
+        if one.threshold(agreement) is not None
+    ]
+    if promised:
+        heads = ("same best as Dense", "first at", "again at", "mean cost of Dense")
+        print_table(heads, promised, f"the promise, from {len(others)} lists")
+
+
+def _lists(model: str, lists: str | None, count: int, data: str | None) -> list[tuple[Any, Any]]:
+    """Return (query, documents) pairs: the user's own, the testbed's of a model that ships, or scenes."""
+    from radical_rerank.cli.lab import _testbed
+    from radical_rerank.embedded import MODELS
+    from radical_rerank.lab.own_lists import own_lists
+
+    if lists is not None:
+        source = own_lists(lists)
+        if source.tasks[0].candidates is None:
+            raise InputError(f"{lists} has no lists of documents to rank")
+    else:
+        testbed = _testbed(model if model in MODELS and (model != "photos" or data) else "scenes", data)
+        source = testbed.for_fitting(testbed.name, count)
+    return [
+        (source.query(task), list(map(source.document, task.candidates or ())))
+        for task in islice(source.tasks, count)
+    ]

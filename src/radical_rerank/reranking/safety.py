@@ -1,0 +1,132 @@
+"""A promise about the order: rank cheaply, and again with more tokens where the result is not safe.
+
+The margin of a ranking is the difference of its two best scores. A list whose margin is below a threshold is
+ranked again. The threshold comes from conformal risk control on lists without labels: for lists drawn like
+them, the best document differs from Dense's in at most 1 − agreement of all lists.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from radical_rerank.errors import CalibrationError
+
+
+def margin(scores: Sequence[float]) -> float:
+    """Return the difference of the two highest scores."""
+    best, second = sorted(scores, reverse=True)[:2]
+    return best - second
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One list: the margin of the cheap ranking, and whether it and the larger one have Dense's best."""
+
+    margin: float
+    small_right: bool
+    large_right: bool
+
+
+@dataclass(frozen=True)
+class Safety:
+    """What `radical tune` saw of two schedules on n lists.
+
+    Args:
+        small, large: the parts of Dense's arithmetic that they may cost; large = 1 is Dense itself
+        small_cost, large_cost: the parts that they did cost
+        margins: of the small one, all n, ascending
+        wrong: those of lists where its best document is not Dense's, ascending
+        large_wrong: how often the large one's is not
+
+    Example:
+        >>> seen = [Observed(0.1, False, True), *[Observed(1.0 + i, True, True) for i in range(399)]]
+        >>> safety = Safety.of(seen, (0.1, 1.0), (0.1, 1.0))
+        >>> safety.threshold(0.995), safety.threshold(0.99), safety.threshold(0.999)
+        (0.0, 0.0, None)
+    """
+
+    small: float
+    large: float
+    small_cost: float
+    large_cost: float
+    margins: tuple[float, ...]
+    wrong: tuple[float, ...]
+    large_wrong: int = 0
+
+    @classmethod
+    def of(
+        cls, observed: Sequence[Observed], budgets: tuple[float, float], costs: tuple[float, float]
+    ) -> Safety:
+        """Sum up what was seen of two schedules."""
+        return cls(
+            *budgets,
+            *costs,
+            tuple(sorted(one.margin for one in observed)),
+            tuple(sorted(one.margin for one in observed if not one.small_right)),
+            sum(not one.large_right for one in observed),
+        )
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Safety:
+        """Read what `to_dict` wrote."""
+        return cls(**{**data, "margins": tuple(data["margins"]), "wrong": tuple(data["wrong"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        return asdict(self)
+
+    def threshold(self, agreement: float) -> float | None:
+        """Return the least threshold that promises this agreement; None if these lists cannot promise it.
+
+        A list counts as lost if it passes with another best document than Dense's, or if the large ranking
+        has another one. The number of lost lists falls as the threshold rises, so (lost + 1) / (n + 1) at the
+        threshold bounds the expected share of the next lists (conformal risk control with a loss of 0 or 1).
+        """
+        n = len(self.margins)
+        allowed = (1 - agreement) * (n + 1) - 1 + 1e-9 - self.large_wrong
+        if allowed < 0:
+            return None
+        # All wrong lists but the `allowed` ones with the largest margins must be ranked again.
+        rank_again = len(self.wrong) - int(allowed)
+        if rank_again <= 0:
+            return 0.0
+        limit = self.wrong[rank_again - 1]
+        return _next_above(self.margins, limit)
+
+    def cost(self, agreement: float) -> float:
+        """Return the mean cost to expect, as a part of Dense's; infinite if it cannot be promised."""
+        threshold = self.threshold(agreement)
+        if threshold is None:
+            return float("inf")
+        again = bisect_left(self.margins, threshold) / len(self.margins)
+        return self.small_cost + again * self.large_cost
+
+
+def _next_above(values: Sequence[float], limit: float) -> float:
+    """The smallest of the ascending values above the limit; a little above the limit if none is."""
+    return next((value for value in values if value > limit), limit + 1e-6)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Two schedules, and the margin below which a list is ranked with the larger one."""
+
+    pair: Safety
+    threshold: float
+
+
+def promise(known: Sequence[Mapping[str, Any]], agreement: float, model: str) -> Promise:
+    """Return the cheapest pair of schedules that promises the agreement, or raise a CalibrationError."""
+    if not known:
+        raise CalibrationError(f"agreement= needs a tuned profile of {model}: run `radical tune {model}`")
+    best = min(map(Safety.from_dict, known), key=lambda one: one.cost(agreement))
+    threshold = best.threshold(agreement)
+    if threshold is None:
+        raise CalibrationError(
+            f"an agreement of {agreement:.2%} cannot be promised from {len(best.margins)} lists: "
+            "run `radical tune` with more lists"
+        )
+    return Promise(best, threshold)
