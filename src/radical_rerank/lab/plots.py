@@ -133,3 +133,43 @@ def pareto(path: str | Path, rows: Sequence[TableRow], title: str) -> Path:
     axes.set_title(title, loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=8)
     return save(picture, Path(path))
+
+
+def fronts(path: str | Path, rows: Sequence[TableRow], title: str) -> Path:
+    """Plot MRR@10 over the decoder's FLOPs, one line per method. A row's name is "method, cost".
+
+    Args:
+        path: the file to write
+        rows: the settings
+        title: the plot's title
+
+    Returns:
+        The path.
+    """
+    picture, axes = figure(height=4.8)
+    labels = dict.fromkeys(row.name.rsplit(",", 1)[0] for row in rows)
+    for number, label in enumerate(labels):
+        points = sorted(
+            (100 * (1 - row.flops_saved), row.measures["MRR@10"])
+            for row in rows
+            if row.name.rsplit(",", 1)[0] == label
+        )
+        if label == "Dense":
+            axes.axhline(points[0][1], color="black", lw=1, ls="--", label="Dense")
+            continue
+        ours = label.startswith("RaDiCal")
+        axes.plot(
+            *zip(*points, strict=True),
+            marker="o",
+            ms=4,
+            lw=2.4 if ours else 1.2,
+            ls="-" if number <= len(PALETTE) else ":",
+            label=label,
+            color=PALETTE[number % len(PALETTE)],
+            zorder=3 if ours else 2,
+        )
+    axes.set_xlabel("decoder FLOPs (% of Dense)")
+    axes.set_ylabel("MRR@10 (%)")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.legend(frameon=False, fontsize=7, ncols=2)
+    return save(picture, Path(path))

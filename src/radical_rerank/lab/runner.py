@@ -219,8 +219,8 @@ class Runner:
     def known_profile(self) -> Profile:
         """The model's trust profile. It is looked up, or measured, on first use."""
         if self.profile is None:
-            # Calibrations of scores change no ranking: a record must not depend on them.
-            self.profile = replace(profile_of(self.plain), scores=())
+            # Calibrations of scores and of promises change no ranking: a record must not depend on them.
+            self.profile = replace(profile_of(self.plain), scores=(), safety=())
         return self.profile
 
 

@@ -107,7 +107,7 @@ def summarize(records: Iterable[dict[str, Any]], paper: Mapping[str, float] | No
         groups.setdefault((record["cell"], json.dumps(record["data"], sort_keys=True)), []).append(record)
     for (name, _), group in groups.items():
         _check_one_run(name, group)
-    scores = {key: _per_query(group, "MRR@10") for key, group in groups.items()}
+    scores = {key: per_query(group, "MRR@10") for key, group in groups.items()}
     return [_row(key, groups, scores, (paper or {}).get(key[0])) for key in groups]
 
 
@@ -139,8 +139,8 @@ def _row(
         conditional=_means(inside),
         interval=(100 * low, 100 * high),
         rel_d=relative(means["MRR@10"], 100 * float(np.mean(list(dense.values()))) if dense else 0.0),
-        p_dense=_paired(mine, dense) if dense and name != "Dense" else None,
-        p_best=_paired(mine, scores[best]) if best and name != "Dense" else None,
+        p_dense=paired(mine, dense) if dense and name != "Dense" else None,
+        p_best=paired(mine, scores[best]) if best and name != "Dense" else None,
         visual_tokens=_mean(group, "visual_tokens"),
         visual_tokens_left=_mean(group, "visual_tokens_left"),
         average_tokens=_mean(group, "average_tokens"),
@@ -188,7 +188,7 @@ def _check_one_run(name: str, group: Sequence[dict[str, Any]]) -> None:
         seen.add(key)
 
 
-def _per_query(group: Sequence[dict[str, Any]], measure: str) -> dict[str, float]:
+def per_query(group: Sequence[dict[str, Any]], measure: str) -> dict[str, float]:
     """Return the mean over seeds of each query."""
     by_query: dict[str, list[float]] = {}
     for record in group:
@@ -200,10 +200,10 @@ def _means(group: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return the mean of every measure over queries, in percent. Without records it is nan."""
     if not group:
         return dict.fromkeys(MEASURES, float("nan"))
-    return {name: 100 * float(np.mean(list(_per_query(group, name).values()))) for name in MEASURES}
+    return {name: 100 * float(np.mean(list(per_query(group, name).values()))) for name in MEASURES}
 
 
-def _paired(a: dict[str, float], b: dict[str, float]) -> float:
+def paired(a: dict[str, float], b: dict[str, float]) -> float:
     common = [task for task in a if task in b]
     return paired_test([a[task] for task in common], [b[task] for task in common])
 
@@ -357,11 +357,14 @@ def write_facts(
         folder: where to write
         name: the files' name
         title, note: text above the table
-        rows: one dict per row, all with the same keys
+        rows: one dict per row, all with the same keys; None leaves a cell empty
         digits: decimals of the numbers
     """
     heads = list(rows[0])
-    lines = [[str(row[heads[0]]), *(f"{row[head]:.{digits}f}" for head in heads[1:])] for row in rows]
+    lines = [
+        [str(row[heads[0]]), *("" if row[head] is None else f"{row[head]:.{digits}f}" for head in heads[1:])]
+        for row in rows
+    ]
     with replacing(folder / f"{name}.md") as file:
         file.write(f"# {title}\n\n{note}\n\n{markdown(heads, lines)}")
     with replacing(folder / f"{name}.json") as file:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from radical_rerank.lab.experiments import studies
+from radical_rerank.lab.experiments.costs import costs
 from radical_rerank.lab.experiments.definitions import EXPERIMENTS
 from radical_rerank.lab.experiments.position import position
 from radical_rerank.lab.experiments.setup import Setup
@@ -40,6 +41,7 @@ STUDIES: dict[str, Study] = {
     "transfer": Study("questions about single pictures, without uniqueness", studies.transfer),
     "diagnose": Study("reliability z_l and entropy, layer by layer", studies.diagnosis),
     "position": Study("the slot of the match, with one order of the candidates and several", position),
+    "costs": Study("all methods at the same arithmetic", costs),
     "cases": Study("which tokens each method keeps, as pictures", studies.cases),
 }
 """the experiments that are more than a list of settings, by name"""

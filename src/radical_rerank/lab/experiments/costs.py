@@ -1,0 +1,146 @@
+"""All methods at the same arithmetic: which keeps the order best for its cost?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from radical_rerank.lab.datasets import Dataset
+from radical_rerank.lab.experiments.definitions import TITLES, seeded
+from radical_rerank.lab.experiments.setup import Setup
+from radical_rerank.lab.plots import fronts
+from radical_rerank.lab.records import Cell, Records
+from radical_rerank.lab.runner import work_of
+from radical_rerank.lab.tables import TableRow, paired, per_query, summarize, write_facts
+from radical_rerank.reranking.encoding import Document
+
+SAVED = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
+"""the parts of Dense's arithmetic that are saved"""
+OTHERS = (
+    "fastv", "pyramiddrop", "sparsevlm", "dart", "visionzip", "lowres",
+    "qi-ei", "cdpruner", "divprune", "scope", "v2drop", "trimtokenator-lc",
+)  # fmt: skip
+SCREEN = 100
+"""lists that every method is tried on; the best two at each cost go on, with RaDiCal, to all lists"""
+AREA = "The mean, over costs from 10 to 50% of Dense's, of the best MRR@10 at this cost or below it."
+WITHIN = 0.02
+"""how far a method's cost may be from the one it is compared at, as a part of Dense's"""
+
+
+def costs(setup: Setup) -> list[dict[str, Any]]:
+    """Run every method at six costs and write the table, the plot and the area under each method's front."""
+    data = setup.testbed.lists(lists=setup.limit)
+    records = setup.folder.records()
+    cells = {saved: _cells(setup, data, saved) for saved in SAVED}
+    dense = Cell("Dense", "dense")
+    everything = [dense, *(cell for own in cells.values() for cell in own)]
+    screened = min(SCREEN, setup.limit)
+    _run(setup, data, records, everything, screened)
+    first = {row.name: row for row in summarize(records.claimed())}
+    chosen = [dense]
+    for own in cells.values():
+        others = [cell for cell in own if cell.method != "radical"]
+        others.sort(key=lambda cell: -first[cell.name].measures["MRR@10"])
+        chosen += [*(cell for cell in own if cell.method == "radical"), *others[:2]]
+    _run(setup, data, records, chosen, setup.limit)
+    claimed = list(records.claimed())
+    rows = summarize(claimed)
+    table = _compared(rows, claimed, cells)
+    areas = _areas(rows)
+    note = (
+        f"`{setup.command}` on {setup.runner.backbone.name}. Every method is tried on {screened} lists; at "
+        "each cost, RaDiCal and the best two others are ranked on all. p: paired randomisation test against "
+        "the better mode of RaDiCal, on the lists that both have. A method is missing where it cannot save so "
+        "much. Seconds include the method's own scoring."
+    )
+    write_facts(setup.folder.path, "costs", "all methods at the same arithmetic", note, table, 3)
+    write_facts(setup.folder.path, "area", "the area under each method's front", AREA, areas, 1)
+    fronts(setup.folder.path / "costs.png", rows, "quality at the same arithmetic")
+    return table
+
+
+def _run(setup: Setup, data: Dataset, records: Records, cells: Sequence[Cell], limit: int) -> None:
+    own = seeded(cells, setup.seeds)
+    setup.runner.run(data, own, records, limit=limit, progress=setup.progress)
+
+
+def _cells(setup: Setup, data: Dataset, saved: float) -> list[Cell]:
+    """Return RaDiCal's modes and every other method that can save this much."""
+    flops = round(1 - saved, 4)
+    cells = [
+        Cell(f"RaDiCal, {saved:.0%} saved", "radical", options={"flops": flops}),
+        Cell(f"RaDiCal, nucleus, {saved:.0%} saved", "radical", options={"flops": flops, "nucleus": "auto"}),
+    ]
+    for name in OTHERS:
+        keep = keep_at(setup, data, name, flops)
+        if keep is not None:
+            cells.append(Cell(f"{TITLES.get(name, name)}, {saved:.0%} saved", name, keep))
+    return cells
+
+
+def keep_at(setup: Setup, data: Dataset, method: str, flops: float) -> float | None:
+    """Return the budget at which a method costs this part of Dense on the first list; None if none does."""
+    work = work_of(data, 0)
+    pictures: list[Document] = [work.documents[name] for name in work.candidates]
+
+    def cost_at(keep: float) -> float:
+        report = (
+            setup.runner.reranker(Cell("cost", method, keep, setup.seeds[0]))
+            .rank(work.task.text, pictures)
+            .report
+        )
+        assert report is not None
+        return report.macs / report.macs_dense
+
+    low, high = 0.002, 1.0
+    for _ in range(9):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost_at(middle) < flops else (low, middle)
+    keep = round(high, 4)
+    return keep if abs(cost_at(keep) - flops) <= WITHIN else None
+
+
+def _compared(
+    rows: Sequence[TableRow], records: Sequence[dict[str, Any]], cells: dict[float, list[Cell]]
+) -> list[dict[str, Any]]:
+    by_name = {row.name: row for row in rows}
+    scores = {
+        name: per_query([record for record in records if record["cell"] == name], "MRR@10")
+        for name in by_name
+    }
+    table: list[dict[str, Any]] = []
+    for own in cells.values():
+        ours = [cell.name for cell in own if cell.method == "radical"]
+        best = max(ours, key=lambda name: by_name[name].measures["MRR@10"])
+        for cell in sorted(own, key=lambda cell: -by_name[cell.name].measures["MRR@10"]):
+            row = by_name[cell.name]
+            common = set(scores[best]) & set(scores[cell.name])
+            table.append(
+                {
+                    "setting": cell.name,
+                    "MRR@10": row.measures["MRR@10"],
+                    "RaDiCal's on the same lists": 100 * float(np.mean([scores[best][q] for q in common])),
+                    "p": None if cell.method == "radical" else paired(scores[cell.name], scores[best]),
+                    "saved, measured %": 100 * row.flops_saved,
+                    "s / list": row.seconds,
+                    "lists": row.queries,
+                }
+            )
+    return table
+
+
+def _areas(rows: Sequence[TableRow]) -> list[dict[str, Any]]:
+    """The mean over costs from 10 to 50% of the best MRR@10 that a method has at this cost or below."""
+    grid = np.linspace(0.1, 0.5, 81)
+    areas = []
+    for label in dict.fromkeys(row.name.rsplit(",", 1)[0] for row in rows if row.name != "Dense"):
+        points = [
+            (1 - row.flops_saved, row.measures["MRR@10"])
+            for row in rows
+            if row.name.rsplit(",", 1)[0] == label
+        ]
+        front = [max((m for cost, m in points if cost <= c + WITHIN / 4), default=0.0) for c in grid]
+        areas.append({"method": label, "area": float(np.mean(front)), "points": len(points)})
+    return sorted(areas, key=lambda one: -one["area"])

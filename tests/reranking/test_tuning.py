@@ -1,0 +1,72 @@
+"""Tuning without labels: schedules are compared by KL to Dense, at the cost that was asked for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from radical_rerank import Reranker, generated_list
+from radical_rerank.errors import InputError
+from radical_rerank.method import Schedule
+from radical_rerank.pruning import Profile, RaDiCal, TunedSchedule
+from radical_rerank.reranking import tuning
+from radical_rerank.reranking.tuning import Ranked, Tuner, divergence
+
+
+@pytest.fixture(scope="module")
+def tuner():
+    reranker = Reranker("scenes")
+    profile = replace(Profile.find(reranker.backbone.identity), schedules=(), safety=())
+    return Tuner(reranker, [generated_list(seed, 5, split="validation") for seed in range(3)], profile)
+
+
+def test_kl_is_zero_for_dense_and_positive_otherwise(tuner):
+    dense = tuner.dense()
+    assert [divergence(one, one) for one in dense] == [0.0] * len(dense)
+    p, q = [math.log(0.7), math.log(0.3)], [math.log(0.5), math.log(0.5)]
+    expected = 0.7 * math.log(0.7 / 0.5) + 0.3 * math.log(0.3 / 0.5)
+    assert divergence(Ranked(p, 1), Ranked(q, 1)) == pytest.approx(expected)
+    everything = tuner.measure(TunedSchedule(1.0, (3,), (1.0,)))
+    assert everything.kl == pytest.approx(0, abs=1e-6) and everything.agreement == 1
+
+
+@pytest.mark.slow
+def test_a_search_meets_its_budget_and_is_no_worse_than_the_plan(tuner, monkeypatch):
+    monkeypatch.setattr(tuning, "FIRST_LOOK", 2)
+    monkeypatch.setattr(tuning, "BEAM", 1)
+    found = tuner.search(0.3)
+    planned = tuner.profile.schedule(0.3, tuner.shape.num_layers)
+    plan = tuner.measure(TunedSchedule(0.3, planned.layers, planned.exponents))
+    assert found.kl <= plan.kl + 1e-9
+    dense = sum(one.cost for one in tuner.dense())
+    cost = sum(one.cost for one in tuner.rank(tuner.pruner(found)))
+    assert cost / dense == pytest.approx(0.3, rel=0.03)
+    with_nucleus = tuner.nucleus(found)
+    options = {"flops": 0.3, "nucleus": "auto"}
+    pruner = RaDiCal(profile=replace(tuner.profile, schedules=(with_nucleus,)), **options)
+    cost = sum(one.cost for one in tuner.rank(pruner))
+    assert cost / dense == pytest.approx(0.3, rel=0.05)
+    (pair,) = tuner.safety([found])
+    assert (pair.small, pair.large, pair.large_wrong) == (0.3, 1.0, 0)
+    assert len(pair.margins) == 3
+
+
+def test_longer_schedules_keep_their_order():
+    for one in tuning._longer(Schedule((2, 6), (0.5, 1.0)), range(12)):
+        assert len(one.layers) == 3 and list(one.layers) == sorted(one.layers)
+        assert list(one.exponents) == sorted(one.exponents) and one.exponents[-1] == 1.0
+
+
+def test_one_list_is_not_enough(tuner):
+    with pytest.raises(InputError, match="two lists"):
+        Tuner(tuner.reranker, tuner.lists[:1], tuner.profile)
+
+
+def test_a_profile_keeps_its_schedules(tuner, tmp_path):
+    schedules = (TunedSchedule(0.2, (0, 2), (0.4, 1.0), 0.9, 0.01, 0.98, 32),)
+    profile = replace(tuner.profile, schedules=schedules, safety=({"small": 0.1},))
+    loaded = Profile.load(profile.save(tmp_path / "profile.json"))
+    assert loaded.tuned(0.3).schedule == schedules[0].schedule
+    assert loaded.safety == profile.safety
