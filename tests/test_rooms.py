@@ -81,7 +81,16 @@ def test_the_product_never_imports_the_lab() -> None:
 
 
 def test_method_imports_torch_alone() -> None:
-    standard = {"__future__", "collections", "dataclasses", "itertools", "math", "random", "typing"}
+    standard = {
+        "__future__",
+        "collections",
+        "dataclasses",
+        "functools",
+        "itertools",
+        "math",
+        "random",
+        "typing",
+    }
     for room, path in files():
         if room == "method":
             assert imports_of(path) <= standard | {"torch", ".method"}, path

@@ -41,6 +41,7 @@ class Ranked:
 
     @classmethod
     def of(cls, ranking: Ranking) -> Ranked:
+        """Take the scores and the cost of a ranking."""
         scores = [0.0] * len(ranking)
         for one in ranking:
             scores[one.index] = one.score
