@@ -24,21 +24,23 @@ SHAPE = DecoderShape(num_layers=12, hidden=64, heads=4, kv_heads=2, head_dim=16,
 
 
 @st.composite
-def schedules(draw):
+def schedules(draw: st.DrawFn) -> Schedule:
     layers = sorted(draw(st.sets(st.integers(0, 11), min_size=1, max_size=4)))
     steps = [draw(st.floats(0.1, 1)) for _ in layers]
     total = sum(steps)
     return Schedule(tuple(layers), tuple(sum(steps[: h + 1]) / total for h in range(len(steps))))
 
 
-def test_arithmetic_is_the_cost_of_the_tokens_in_each_layer():
+def test_arithmetic_is_the_cost_of_the_tokens_in_each_layer() -> None:
     # 100 tokens run through layers 0 to 3, 60 through 4 to 7, 30 through the rest.
     slow = macs([100] * 4 + [60] * 4 + [30] * 4, SHAPE)
     assert arithmetic((4, 8), (50, 20), SHAPE, visual=90, text=10) == slow
 
 
 @given(schedules(), st.integers(50, 900), st.integers(5, 120), st.floats(0.02, 0.98))
-def test_the_budget_is_met_where_the_schedule_can(schedule, visual, text, flops):
+def test_the_budget_is_met_where_the_schedule_can(
+    schedule: Schedule, visual: int, text: int, flops: float
+) -> None:
     dense = arithmetic((), (), SHAPE, visual, text)
     counts = counts_within(schedule, flops * dense, SHAPE, visual, text)
     assert list(counts) == sorted(counts, reverse=True)
@@ -55,7 +57,7 @@ def test_the_budget_is_met_where_the_schedule_can(schedule, visual, text, flops)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50), st.floats(0.01, 1))
-def test_a_nucleus_is_the_smallest_set_that_holds_the_share(values, share):
+def test_a_nucleus_is_the_smallest_set_that_holds_the_share(values: list[float], share: float) -> None:
     score = torch.tensor(values, dtype=torch.float64)
     count = nucleus_count(score, share)
     ordered = sorted(values, reverse=True)
@@ -66,13 +68,13 @@ def test_a_nucleus_is_the_smallest_set_that_holds_the_share(values, share):
         assert sum(ordered[: count - 1]) < share * total
 
 
-def test_a_schedule_is_made_from_its_shares():
+def test_a_schedule_is_made_from_its_shares() -> None:
     schedule = Schedule.of((1, 5, 7), (0.5, 0.25, 0.1))
     assert schedule.shares(0.1) == pytest.approx((0.5, 0.25, 0.1))
     assert Schedule.equal((1, 5)).shares(0.25) == pytest.approx((0.5, 0.25))
 
 
-def test_a_plan_is_maximin_among_the_first_layers_and_goes_deeper_with_the_budget():
+def test_a_plan_is_maximin_among_the_first_layers_and_goes_deeper_with_the_budget() -> None:
     alpha = (0.9, 0.8, 0.95, 0.7, 0.99, 0.6, 0.2, 0.8, 0.0, 0.8, 0.4, 0.6)
     layers = tuple(range(12))
     depths = []

@@ -17,7 +17,7 @@ LISTS = st.lists(
 
 
 @given(LISTS, st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99]))
-def test_the_threshold_is_the_least_that_keeps_the_bound(seen, agreement):
+def test_the_threshold_is_the_least_that_keeps_the_bound(seen: list[Observed], agreement: float) -> None:
     safety = Safety.of(seen, (0.1, 1.0), (0.1, 1.0))
     n = len(seen)
 
@@ -29,15 +29,17 @@ def test_the_threshold_is_the_least_that_keeps_the_bound(seen, agreement):
     good = [threshold for threshold in options if bound(threshold) <= 1 - agreement + 1e-9]
     found = safety.threshold(agreement)
     if not good:
-        assert found is None and safety.cost(agreement) == float("inf")
+        assert found is None
+        assert safety.cost(agreement) == float("inf")
         return
-    assert found is not None and bound(found) <= 1 - agreement + 1e-9
+    assert found is not None
+    assert bound(found) <= 1 - agreement + 1e-9
     again = sum(one.margin < found for one in seen)
     assert again == sum(one.margin < good[0] for one in seen)
     assert safety.cost(agreement) == pytest.approx(0.1 + again / n)
 
 
-def test_the_promise_holds_on_fresh_lists_drawn_alike():
+def test_the_promise_holds_on_fresh_lists_drawn_alike() -> None:
     """Many calibrations of a made-up model: the mean share of lost fresh lists is below 1 - agreement."""
     draw = random.Random(0)
 
@@ -56,7 +58,7 @@ def test_the_promise_holds_on_fresh_lists_drawn_alike():
     assert max(lost) > 0, "a promise that loses nothing ranks too much again"
 
 
-def test_the_cheapest_pair_is_taken_and_too_few_lists_are_an_error():
+def test_the_cheapest_pair_is_taken_and_too_few_lists_are_an_error() -> None:
     right = [Observed(1.0 + i, True, True) for i in range(300)]
     half = [Observed(1.0 + i, i > 150, True) for i in range(300)]
     pairs = [

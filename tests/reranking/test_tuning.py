@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,24 +17,27 @@ from radical_rerank.reranking.tuning import Ranked, Tuner, divergence
 
 
 @pytest.fixture(scope="module")
-def tuner():
+def tuner() -> Tuner:
     reranker = Reranker("scenes")
-    profile = replace(Profile.find(reranker.backbone.identity), schedules=(), safety=())
+    found = Profile.find(reranker.backbone.identity)
+    assert found is not None
+    profile = replace(found, schedules=(), safety=())
     return Tuner(reranker, [generated_list(seed, 5, split="validation") for seed in range(3)], profile)
 
 
-def test_kl_is_zero_for_dense_and_positive_otherwise(tuner):
+def test_kl_is_zero_for_dense_and_positive_otherwise(tuner: Tuner) -> None:
     dense = tuner.dense()
     assert [divergence(one, one) for one in dense] == [0.0] * len(dense)
     p, q = [math.log(0.7), math.log(0.3)], [math.log(0.5), math.log(0.5)]
     expected = 0.7 * math.log(0.7 / 0.5) + 0.3 * math.log(0.3 / 0.5)
     assert divergence(Ranked(p, 1), Ranked(q, 1)) == pytest.approx(expected)
     everything = tuner.measure(TunedSchedule(1.0, (3,), (1.0,)))
-    assert everything.kl == pytest.approx(0, abs=1e-6) and everything.agreement == 1
+    assert everything.kl == pytest.approx(0, abs=1e-6)
+    assert everything.agreement == 1
 
 
 @pytest.mark.slow
-def test_a_search_meets_its_budget_and_is_no_worse_than_the_plan(tuner, monkeypatch):
+def test_a_search_is_no_worse_than_the_plan(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "FIRST_LOOK", 2)
     monkeypatch.setattr(tuning, "BEAM", 1)
     found = tuner.search(0.3)
@@ -44,8 +48,7 @@ def test_a_search_meets_its_budget_and_is_no_worse_than_the_plan(tuner, monkeypa
     cost = sum(one.cost for one in tuner.rank(tuner.pruner(found)))
     assert cost / dense == pytest.approx(0.3, rel=0.03)
     with_nucleus = tuner.nucleus(found)
-    options = {"flops": 0.3, "nucleus": "auto"}
-    pruner = RaDiCal(profile=replace(tuner.profile, schedules=(with_nucleus,)), **options)
+    pruner = RaDiCal(flops=0.3, nucleus="auto", profile=replace(tuner.profile, schedules=(with_nucleus,)))
     cost = sum(one.cost for one in tuner.rank(pruner))
     assert cost / dense == pytest.approx(0.3, rel=0.05)
     (pair,) = tuner.safety([found])
@@ -53,20 +56,24 @@ def test_a_search_meets_its_budget_and_is_no_worse_than_the_plan(tuner, monkeypa
     assert len(pair.margins) == 3
 
 
-def test_longer_schedules_keep_their_order():
+def test_longer_schedules_keep_their_order() -> None:
     for one in tuning._longer(Schedule((2, 6), (0.5, 1.0)), range(12)):
-        assert len(one.layers) == 3 and list(one.layers) == sorted(one.layers)
-        assert list(one.exponents) == sorted(one.exponents) and one.exponents[-1] == 1.0
+        assert len(one.layers) == 3
+        assert list(one.layers) == sorted(one.layers)
+        assert list(one.exponents) == sorted(one.exponents)
+        assert one.exponents[-1] == 1.0
 
 
-def test_one_list_is_not_enough(tuner):
+def test_one_list_is_not_enough(tuner: Tuner) -> None:
     with pytest.raises(InputError, match="two lists"):
         Tuner(tuner.reranker, tuner.lists[:1], tuner.profile)
 
 
-def test_a_profile_keeps_its_schedules(tuner, tmp_path):
+def test_a_profile_keeps_its_schedules(tuner: Tuner, tmp_path: Path) -> None:
     schedules = (TunedSchedule(0.2, (0, 2), (0.4, 1.0), 0.9, 0.01, 0.98, 32),)
     profile = replace(tuner.profile, schedules=schedules, safety=({"small": 0.1},))
     loaded = Profile.load(profile.save(tmp_path / "profile.json"))
-    assert loaded.tuned(0.3).schedule == schedules[0].schedule
+    tuned = loaded.tuned(0.3)
+    assert tuned is not None
+    assert tuned.schedule == schedules[0].schedule
     assert loaded.safety == profile.safety

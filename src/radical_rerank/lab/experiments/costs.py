@@ -52,8 +52,8 @@ def costs(setup: Setup) -> list[dict[str, Any]]:
     note = (
         f"`{setup.command}` on {setup.runner.backbone.name}. Every method is tried on {screened} lists; at "
         "each cost, RaDiCal and the best two others are ranked on all. p: paired randomisation test against "
-        "the better mode of RaDiCal, on the lists that both have. A method is missing where it cannot save so "
-        "much. Seconds include the method's own scoring."
+        "the better mode of RaDiCal, on the lists that both have. A method is missing where it cannot save "
+        "so much. Seconds include the method's own scoring."
     )
     write_facts(setup.folder.path, "costs", "all methods at the same arithmetic", note, table, 3)
     write_facts(setup.folder.path, "area", "the area under each method's front", AREA, areas, 1)
