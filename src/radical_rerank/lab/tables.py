@@ -204,6 +204,7 @@ def _means(group: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def paired(a: dict[str, float], b: dict[str, float]) -> float:
+    """Return the p-value of a paired test on the queries that both have."""
     common = [task for task in a if task in b]
     return paired_test([a[task] for task in common], [b[task] for task in common])
 

@@ -193,8 +193,16 @@ class RaDiCal(Pruner):
                 schedule = replace(known, layers=layers)
         visual = len(layout.positions)
         text = layout.length - visual
-        budget = self.flops * arithmetic((), (), shape, visual, text)
-        return dict(zip(stages, counts_within(schedule, budget, shape, visual, text), strict=True))
+        dense = arithmetic((), (), shape, visual, text)
+        counts = counts_within(schedule, self.flops * dense, shape, visual, text)
+        cost = arithmetic(layers, counts, shape, visual, text) / dense
+        if cost > 1.03 * self.flops:
+            warnings.warn(
+                f"a list of {visual} visual and {text} other tokens costs {cost:.1%} of Dense's arithmetic at "
+                f"least, not {self.flops:.1%}: only {counts[-1]} visual tokens are left",
+                stacklevel=2,
+            )
+        return dict(zip(stages, counts, strict=True))
 
     def _check_depth(self, profile: Profile, num_layers: int) -> None:
         if profile.layers[-1] >= num_layers:
