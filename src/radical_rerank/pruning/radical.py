@@ -198,8 +198,8 @@ class RaDiCal(Pruner):
         cost = arithmetic(layers, counts, shape, visual, text) / dense
         if cost > 1.03 * self.flops:
             warnings.warn(
-                f"a list of {visual} visual and {text} other tokens costs {cost:.1%} of Dense's arithmetic at "
-                f"least, not {self.flops:.1%}: only {counts[-1]} visual tokens are left",
+                f"a list of {visual} visual and {text} other tokens costs {cost:.1%} of Dense's arithmetic "
+                f"at least, not {self.flops:.1%}: only {counts[-1]} visual tokens are left",
                 stacklevel=2,
             )
         return dict(zip(stages, counts, strict=True))

@@ -253,13 +253,22 @@ class Reranker:
             preset = None
         if not (preset is None or preset == "auto" or isinstance(preset, Preset)):
             preset = Preset.load(preset)
-        budgets = Budget(keep, speedup, flops, latency, agreement)
+        budgets = {
+            "keep": keep,
+            "speedup": speedup,
+            "flops": flops,
+            "latency": latency,
+            "agreement": agreement,
+        }
+        given = {name: value for name, value in budgets.items() if value is not None}
         if isinstance(method, Pruner):
-            if budgets.given or options:
+            if given or options:
                 raise InputError("set keep and other options in the Pruner that you pass")
             self.pruner = method
         else:
-            self.pruner = build(method, _also=_OPTIONS, **{**options, **budgets.options(method)})
+            if given.keys() - {"keep"}:
+                given = Budget(**given).options(method)
+            self.pruner = build(method, _also=_OPTIONS, **options, **given)
         self.latency, self.agreement = latency, agreement
         self._pace: Pace | None = None
         self._safety: Promise | None = None
