@@ -83,12 +83,12 @@ class Run:
             raise LayoutError("the shares of the list's budget do not fit the candidates' tokens")
         stages = stages_of(pruner, len(self._layers), self._family.readable)
         self._stages = {(stage.layer, stage.when): stage for stage in stages}
-        shape = decoder_shape(self._base.config)
-        self._plans: list[Mapping[Stage, int] | None] = [
-            pruner.plan(stages, layout, shape) for layout in self._layouts
-        ]
+        self._plans: list[Mapping[Stage, int] | None] = [None] * len(self._layouts)
         if shares is not None:
             self._plans = [share.counts for share in shares]
+        elif getattr(pruner, "flops", None) is not None:  # a budget that each prompt meets in its own way
+            shape = decoder_shape(self._base.config)
+            self._plans = [pruner.plan(stages, layout, shape) for layout in self._layouts]
         self._model = model
         self._images: Tensor | None = None
         self._mask: Any = None

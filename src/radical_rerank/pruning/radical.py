@@ -242,15 +242,13 @@ class RaDiCal(Pruner):
         if count >= len(view.alive) and self.nucleus is None:
             return super().select(view, count)
         score, tie = self._scores(view)
-        share = self._share()
+        share = self._tuned_share() if self.nucleus == "auto" else self.nucleus
         if share is not None:
             count = nucleus_count(score, share)
         return top_k(score, count, [tie])
 
-    def _share(self) -> float | None:
-        """The share of the score that a stage keeps; None: a stage keeps a number of tokens."""
-        if self.nucleus != "auto":
-            return self.nucleus
+    def _tuned_share(self) -> float:
+        """The share of the score that costs `flops` on average."""
         assert self.flops is not None
         tuned = None if self.profile is None else self.profile.tuned(self.flops)
         if tuned is None or tuned.nucleus is None:

@@ -253,22 +253,11 @@ class Reranker:
             preset = None
         if not (preset is None or preset == "auto" or isinstance(preset, Preset)):
             preset = Preset.load(preset)
-        budgets = {
-            "keep": keep,
-            "speedup": speedup,
-            "flops": flops,
-            "latency": latency,
-            "agreement": agreement,
-        }
-        given = {name: value for name, value in budgets.items() if value is not None}
-        if isinstance(method, Pruner):
-            if given or options:
-                raise InputError("set keep and other options in the Pruner that you pass")
-            self.pruner = method
-        else:
-            if given.keys() - {"keep"}:
-                given = Budget(**given).options(method)
-            self.pruner = build(method, _also=_OPTIONS, **options, **given)
+        self.pruner = _pruner(
+            method,
+            options,
+            keep=keep, speedup=speedup, flops=flops, latency=latency, agreement=agreement,
+        )  # fmt: skip
         self.latency, self.agreement = latency, agreement
         self._pace: Pace | None = None
         self._safety: Promise | None = None
@@ -588,7 +577,6 @@ class Reranker:
         """Score lists that each fit a window; again with more tokens if the first result is not safe."""
         if not lists:
             return []
-        self.prepare()
         scored = self._score_once(lists)
         if self._safety is None:
             return scored
@@ -601,6 +589,7 @@ class Reranker:
 
     def _score_once(self, lists: Sequence[CandidateList]) -> list[_Scored]:
         """Score lists that each fit a window: listwise in one batch, pointwise in batches of pairs."""
+        self.prepare()
         with self.backbone.exclusive():
             clock = Clock(len(lists))
             look = partial(self._look, by_image=True)
@@ -670,7 +659,7 @@ class Reranker:
         with clock("preprocess"):
             prompts = [self._prompt(one.work, one.features, one.place) for one in asked]
             layouts = [prompt.layout for prompt in prompts]
-            pruner = self._in_time(layouts, clock)
+            pruner = self.pruner if self.latency is None else self._in_time(self.latency, layouts, clock)
             signals = None
             if pruner.reads_encoder:
                 signals = [joined_signals(list(chain(*one.own))) for one in asked]
@@ -709,17 +698,13 @@ class Reranker:
         ]
         return list(map(_Scored, answers, reports))
 
-    def _in_time(self, layouts: Sequence[Layout], clock: Clock) -> Pruner:
-        """Return the method for these prompts: with a latency, one that fits what is left of it."""
-        if self.latency is None:
-            return self.pruner
+    def _in_time(self, latency: float, layouts: Sequence[Layout], clock: Clock) -> Pruner:
+        """Return the method for these prompts: one that fits what is left of the latency."""
         assert self._pace is not None
         sizes = [(len(layout.positions), layout.length - len(layout.positions)) for layout in layouts]
         dense = sum(arithmetic((), (), self.backbone.shape, *size) for size in sizes)
         # The clock counts seconds per list; pointwise, the prompts of a list share them.
-        left = (self.latency - sum(clock.seconds.values())) * (
-            1 if self.scorer == "pointwise" else len(layouts)
-        )
+        left = (latency - sum(clock.seconds.values())) * (1 if self.scorer == "pointwise" else len(layouts))
         assert isinstance(self.pruner, RaDiCal)
         return replace(self.pruner, flops=self._pace.flops(left, dense))
 
@@ -845,6 +830,18 @@ class Reranker:
             known_pairs = () if self.profile is None else self.profile.safety
             self._safety = promise(known_pairs, self.agreement, self.backbone.name)
             self.pruner = self._pruner_for(self._safety.pair.small)
+
+
+def _pruner(method: str | Pruner, options: dict[str, Any], **budgets: float | None) -> Pruner:
+    """Return the method: as it is, or by its name with the options and the budget that were given."""
+    given = {name: value for name, value in budgets.items() if value is not None}
+    if isinstance(method, Pruner):
+        if given or options:
+            raise InputError("set keep and other options in the Pruner that you pass")
+        return method
+    if given.keys() - {"keep"}:
+        given = Budget(**given).options(method)
+    return build(method, _also=_OPTIONS, **options, **given)
 
 
 _OPTIONS = [
