@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from radical_rerank import Reranker, generated_list
+from radical_rerank.cli import main
 from radical_rerank.errors import InputError
 from radical_rerank.method import Schedule
 from radical_rerank.pruning import Profile, RaDiCal, TunedSchedule
@@ -77,3 +79,26 @@ def test_a_profile_keeps_its_schedules(tuner: Tuner, tmp_path: Path) -> None:
     assert tuned is not None
     assert tuned.schedule == schedules[0].schedule
     assert loaded.safety == profile.safety
+
+
+@pytest.mark.slow
+def test_the_command_tunes_and_the_profile_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuning, "MOST_LAYERS", 1)
+    monkeypatch.setattr(tuning, "BEAM", 1)
+    out = tmp_path / "profile.json"
+    options = ["--limit", "2", "--promise", "3", "--flops", "0.3", "--out", str(out), "--json"]
+    with pytest.raises(SystemExit) as done:
+        main(["tune", "scenes", *options])
+    assert done.value.code == 0
+    printed = json.loads(capsys.readouterr().out)
+    profile = Profile.load(out)
+    tuned = profile.tuned(0.3)
+    assert tuned is not None
+    assert printed["schedules"][0]["layers"] == list(tuned.layers)
+    assert len(profile.safety) == 1
+    query, images = generated_list(1, 6)
+    report = Reranker("scenes", RaDiCal(flops=0.3, profile=profile)).rank(query, images).report
+    assert report is not None
+    assert [stage.layer for stage in report.stages] == list(tuned.layers)
