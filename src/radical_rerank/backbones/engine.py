@@ -31,6 +31,7 @@ from radical_rerank.backbones.model import (
     text_model,
     unwrapped,
 )
+from radical_rerank.backbones.prefix import Prefix, SplitRun, can_split
 from radical_rerank.backbones.view import LazyTensor, View, all_keys
 from radical_rerank.errors import CalibrationError, LayoutError, UnsupportedModelError
 from radical_rerank.method import keep_count
@@ -59,6 +60,7 @@ class Run:
         layouts: Sequence[Layout],
         signals: Sequence[VisionSignals] | None = None,
         shares: Sequence[Share] | None = None,
+        prefix: Prefix | None = None,
     ) -> None:
         self._text = text_model(model)
         self._base = base_model(model)
@@ -77,7 +79,7 @@ class Run:
         self._pruner = pruner
         self._layouts = list(layouts)
         self._signals = _checked(signals, self._layouts) if pruner.reads_encoder else None
-        self._shares = shares
+        self._shares, self._prefix = shares, prefix
         sizes = [len(layout.positions) for layout in self._layouts]
         if shares is not None and [len(share.prior) for share in shares] != sizes:
             raise LayoutError("the shares of the list's budget do not fit the candidates' tokens")
@@ -101,6 +103,8 @@ class Run:
         self.seconds: dict[str, float] = {"prior": 0.0, "selection": 0.0}
         self.tokens_per_layer: list[int] = []
         """the longest list's tokens in each layer, at the latest prompt"""
+        self.reused = (0, 0)
+        """how many tokens of the latest prompt were known, and after how many layers"""
 
     @contextmanager
     def entered(self) -> Iterator[Run]:
@@ -207,22 +211,42 @@ class Run:
         assert state is not None
         hidden = args[0] if args else kwargs.pop("hidden_states")
         device = device_of(layer)  # layers may lie on several devices
+        split = state.split
+        if split is not None and split.inside:
+            return (hidden, *args[1:]), kwargs
         if self._decoding is not None:
             hidden = hidden.to(device)
             return (hidden, *args[1:]), self._decoding.enter(index, hidden, kwargs)
         if index == 0:
             state.start(kwargs.get("past_key_values"))
-        else:
+        elif split is None or index > split.depth:
             hidden = self._leave(state, index - 1, hidden)
+        elif index == split.depth:
+            hidden = split.join(hidden)
         hidden = hidden.to(device)
         state.move(device)
         state.meet(index, hidden, kwargs)
+        if index == 0:
+            hidden = self._split(state, hidden, kwargs)
         stage = self._stages.get((index, "before"))
         if stage is not None:
             hidden = state.prune(stage, layer, hidden, hidden)
         if (index, "after") in self._stages:
             state.entering = hidden
         return (hidden, *args[1:]), state.enter(index, hidden, kwargs)
+
+    def _split(self, state: BatchState, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        """Run the prompt in two parts up to the first cut, if it can. Returns what enters the first layer."""
+        if self._prefix is None:
+            return hidden
+        # A stage after a layer needs all that enters this layer.
+        depth = min(layer for layer, _ in self._stages)
+        if not can_split(state, self._prefix, depth):
+            return hidden
+        state.split = split = SplitRun(self._prefix, depth, self._layers)
+        rest = split.start(state, hidden, kwargs)
+        self.reused = split.length, split.known
+        return rest
 
     def _end(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         state = self._state
@@ -321,6 +345,7 @@ class BatchState:
         self.deepstack: list[Tensor] = []
         self.visual: Tensor | None = None
         self.entering: Tensor | None = None
+        self.split: SplitRun | None = None
         self.rotary: dict[str, tuple[Tensor, Tensor]] = {}
         self.masks: dict[str, Any] = {}
         self.cache: Any = None
@@ -433,10 +458,12 @@ class BatchState:
 
     def enter(self, index: int, hidden: Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of layer `index` for the tokens that are alive."""
-        self.lengths.append(hidden.shape[1])
+        self.lengths.append(self.index.shape[1])
         self.layer_valid.append(self.valid)
         self.layer_index.append(self.index)
         self.layer_pruned.append(self.pruned)
+        if self.split is not None and index < self.split.depth:
+            return self.split.enter(self, hidden, kwargs)
         if not self.pruned:
             return kwargs
         self.meet(index, hidden, kwargs)
@@ -455,6 +482,7 @@ class BatchState:
     def add_deepstack(self, index: int, hidden: Tensor, *, watched: bool) -> Tensor:
         """Add level `index` of the visual features to the visual tokens that are alive.
 
+        hidden: of all tokens that are alive, or of the first part of a prompt with all its pictures
         watched: other hooks may keep the layer's output, so it is not changed in place
         """
         assert self.visual is not None
@@ -466,6 +494,7 @@ class BatchState:
             if self.valid is not None:
                 mask = mask & self.valid
             features = features[ordinal.gather(1, self.index)[mask]]
+        mask = mask[:, : hidden.shape[1]]
         if watched or hidden.requires_grad:
             hidden = hidden.clone()
         hidden[mask] += features

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from torch import Tensor
 from radical_rerank.errors import InputError, LayoutError, unknown_name
 from radical_rerank.method import DecoderShape, keep_count, top_k
 from radical_rerank.pruning.profile import Profile
+
+if TYPE_CHECKING:
+    from radical_rerank.backbones.prefix import Prefix
 
 
 @dataclass(frozen=True)
@@ -295,6 +298,8 @@ class PruningRun(Protocol):
     """time spent in the method: "prior" (once per list) and "selection" (every stage)"""
     tokens_per_layer: list[int]
     """n_l: the longest list's tokens in each layer"""
+    reused: tuple[int, int]
+    """how many tokens were known from an earlier prompt, and after how many layers"""
 
 
 @dataclass(kw_only=True)
@@ -407,6 +412,7 @@ class Pruner:
         layout: Layout | Sequence[Layout],
         signals: Sequence[VisionSignals] | None = None,
         shares: Sequence[Share] | None = None,
+        prefix: Prefix | None = None,
     ) -> AbstractContextManager[PruningRun]:
         """Prune every forward pass inside the context: `with RaDiCal(keep=0.2).on(model, layout) as run: …`.
 
@@ -415,6 +421,7 @@ class Pruner:
             layout: one layout per prompt of the batch
             signals: the encoder's signals of the candidates, for methods that read them (`reads_encoder`)
             shares: what each prompt gets of its list's budget (`pool`); by default each keeps its fraction
+            prefix: the part of a single prompt that other queries share, and where its state is kept
 
         Returns:
             A context manager that gives a `PruningRun`. The model is restored on exit, also after an
@@ -423,7 +430,7 @@ class Pruner:
         from radical_rerank.backbones.engine import Run
 
         layouts = [layout] if isinstance(layout, Layout) else list(layout)
-        return Run(self, model, layouts, signals, shares).entered()
+        return Run(self, model, layouts, signals, shares, prefix).entered()
 
 
 @dataclass(kw_only=True)

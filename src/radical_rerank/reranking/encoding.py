@@ -14,7 +14,7 @@ import re
 import time
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -32,6 +32,7 @@ from radical_rerank.reranking.pages import Page, pages_of
 
 if TYPE_CHECKING:
     from radical_rerank.backbones import Backbone, ImageFeatures, Pixels
+    from radical_rerank.backbones.prefix import PrefixState
     from radical_rerank.pruning import Look, Pruner, VisionSignals
 
 MAX_PIXELS = 64_000_000
@@ -42,6 +43,8 @@ MAX_TEXT_TOKENS = 512
 """longer texts of documents are cut to this many tokens"""
 VISION_CACHE_BYTES = 1 << 30
 """how much of the images encoded last is kept"""
+PROMPT_CACHE_BYTES = 1 << 28
+"""how much is kept of what the first layers computed for the candidates ranked last"""
 TOKEN_SIDE = 64
 """pixels along a side of what becomes one visual token, at most; in most models it is 28 or 32"""
 THREADS = min(8, os.cpu_count() or 1)
@@ -685,8 +688,8 @@ class Encoder:
                     prepared = list(islice(pixels, len(batch)))
                 with clock("vision"):
                     for key, features in zip(batch, self.backbone.encode(prepared, signals), strict=True):
-                        encoded[key] = features
-                        self.cache.put(key, features)
+                        # The kept copy is used at once: what is kept of a prompt knows pictures by identity.
+                        encoded[key] = self.cache.put(key, features)
         return [encoded[key] for key in keys]
 
     def _preprocessed(self, picture: Picture) -> Pixels:
@@ -826,12 +829,77 @@ def content_of(candidate: Candidate) -> str:
     return " ".join([text, *pictures])
 
 
-@dataclass(eq=False, repr=False)
-class VisionCache:
-    """The features of the images used last, up to `max_bytes`. Threads may share one.
+K, V = TypeVar("K"), TypeVar("V")
+
+
+@dataclass
+class BoundedCache(Generic[K, V]):
+    """The values used last, up to `max_bytes`. Threads may share one.
 
     Args:
         max_bytes: the limit; 0 keeps nothing
+    """
+
+    max_bytes: int
+    bytes: int = field(default=0, init=False)
+    hits: int = field(default=0, init=False)
+    misses: int = field(default=0, init=False)
+    _entries: OrderedDict[K, V] = field(default_factory=OrderedDict, init=False)
+    _lock: Lock = field(default_factory=Lock, init=False)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.max_bytes,)  # a copy elsewhere starts empty
+
+    def get(self, key: K) -> V | None:
+        """Return the value of this key, or None."""
+        with self._lock:
+            value = self._entries.get(key)
+            if value is None:
+                self.misses += 1
+                return None
+            self.hits += 1
+            self._entries.move_to_end(key)
+            return value
+
+    def put(self, key: K, value: V) -> V:
+        """Keep a value, instead of an earlier one of this key; those used longest ago make room.
+
+        Returns:
+            The value as it is kept.
+        """
+        with self._lock:
+            earlier = self._entries.pop(key, None)
+            if earlier is not None:
+                self.bytes -= self.size(earlier)
+            if self.size(value) > self.max_bytes:
+                return value
+            value = self._entries[key] = self.kept(value)
+            self.bytes += self.size(value)
+            while self.bytes > self.max_bytes:
+                _, oldest = self._entries.popitem(last=False)
+                self.bytes -= self.size(oldest)
+            return value
+
+    def clear(self) -> None:
+        """Remove all values."""
+        with self._lock:
+            self._entries.clear()
+            self.bytes = 0
+
+    def size(self, value: V) -> int:
+        """Return the bytes that a value takes."""
+        raise NotImplementedError
+
+    def kept(self, value: V) -> V:
+        """Return a value as it is to be kept."""
+        return value
+
+
+class VisionCache(BoundedCache[str, "ImageFeatures"]):
+    """The features of the images used last, up to `max_bytes`.
 
     Example:
         >>> cache = VisionCache(1 << 28)
@@ -839,52 +907,22 @@ class VisionCache:
         (0, 0, 0)
     """
 
-    max_bytes: int
-    bytes: int = field(default=0, init=False)
-    hits: int = field(default=0, init=False)
-    misses: int = field(default=0, init=False)
-    _entries: OrderedDict[str, ImageFeatures] = field(default_factory=OrderedDict, init=False)
-    _lock: Lock = field(default_factory=Lock, init=False)
+    def size(self, value: ImageFeatures) -> int:
+        """Return the bytes of the features."""
+        signals = () if value.signals is None else (value.signals.attention, value.signals.keys)
+        return sum(tensor.nbytes for tensor in (value.tokens, *value.deepstack, *signals))
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return VisionCache, (self.max_bytes,)  # a copy elsewhere starts empty
-
-    def get(self, key: str) -> ImageFeatures | None:
-        """Return the features of this key, or None."""
-        with self._lock:
-            features = self._entries.get(key)
-            if features is None:
-                self.misses += 1
-                return None
-            self.hits += 1
-            self._entries.move_to_end(key)
-            return features
-
-    def put(self, key: str, features: ImageFeatures) -> None:
-        """Keep these features; the ones used longest ago make room."""
-        with self._lock:
-            if key in self._entries or _nbytes(features) > self.max_bytes:
-                return
-            self._entries[key] = _copied(features)
-            self.bytes += _nbytes(features)
-            while self.bytes > self.max_bytes:
-                _, oldest = self._entries.popitem(last=False)
-                self.bytes -= _nbytes(oldest)
-
-    def clear(self) -> None:
-        """Remove all features."""
-        with self._lock:
-            self._entries.clear()
-            self.bytes = 0
+    def kept(self, value: ImageFeatures) -> ImageFeatures:
+        """Return a copy: the features of a batch are views of one tensor."""
+        return _copied(value)
 
 
-def _nbytes(features: ImageFeatures) -> int:
-    signals = () if features.signals is None else (features.signals.attention, features.signals.keys)
-    tensors = (features.tokens, *features.deepstack, *signals)
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+class PromptCache(BoundedCache[Hashable, "PrefixState"]):
+    """What the layers before the first cut made of the candidates used last, up to `max_bytes`."""
+
+    def size(self, value: PrefixState) -> int:
+        """Return the bytes of the state."""
+        return value.nbytes
 
 
 def _copied(features: ImageFeatures) -> ImageFeatures:

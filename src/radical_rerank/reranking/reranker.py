@@ -26,6 +26,7 @@ from torch import Tensor
 from radical_rerank import progress as bars
 from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures, load_head, stages_of
 from radical_rerank.backbones.model import folder_of
+from radical_rerank.backbones.prefix import Prefix
 from radical_rerank.errors import InputError, ScoringError, UnreadableAnswerError
 from radical_rerank.method import arithmetic
 from radical_rerank.pruning import Dense, Layout, Look, Profile, Pruner, RaDiCal, Share, build
@@ -36,6 +37,7 @@ from radical_rerank.reranking.encoding import (
     MAX_IMAGE_TOKENS,
     MAX_PIXELS,
     MAX_TEXT_TOKENS,
+    PROMPT_CACHE_BYTES,
     REFERENCE,
     VISION_CACHE_BYTES,
     CandidateList,
@@ -43,6 +45,7 @@ from radical_rerank.reranking.encoding import (
     Document,
     Encoder,
     ImageLike,
+    PromptCache,
     Query,
     VisionCache,
     content_of,
@@ -191,6 +194,9 @@ class Reranker:
         page_text: pages of PDF files come with their own text; by default if the model reads texts
         vision_cache_bytes: how much of the images encoded last to keep; 0 for none
         vision_cache: the cache of another Reranker with the same model, to share it
+        prompt_cache_bytes: how much to keep of what the layers before the first cut compute for the
+            candidates. The next query over the same candidates in the same order starts there; its ranking is
+            the same, bit by bit
         max_new_tokens: the limit of a generated answer (default 512)
         on_unreadable: with scorer "generate", what to do with an answer that names no candidate: "raise" a
             ScoringError, or "keep" the order of the prompt and count it in `Ranking.unreadable`
@@ -231,6 +237,7 @@ class Reranker:
         page_text: bool | None = None,
         vision_cache_bytes: int = VISION_CACHE_BYTES,
         vision_cache: VisionCache | None = None,
+        prompt_cache_bytes: int = PROMPT_CACHE_BYTES,
         max_new_tokens: int | None = None,
         on_unreadable: Literal["raise", "keep"] = "raise",
         device: str | None = None,
@@ -293,6 +300,7 @@ class Reranker:
         self.permutations = permutations
         self._calibrations: tuple[dict[str, Any], ...] | None = None
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
+        self.prompt_cache = PromptCache(prompt_cache_bytes)
         self.encoder = Encoder(model, self.vision_cache, self.max_image_tokens, max_pixels)
 
     def _set_windows(self, window: int | None, stride: int | None) -> None:
@@ -664,7 +672,8 @@ class Reranker:
             if pruner.reads_encoder:
                 signals = [joined_signals(list(chain(*one.own))) for one in asked]
             shares = [one.share for one in asked if one.share is not None]
-            pruning = pruner.on(model.model, layouts, signals, shares or None)
+            prefix = None if len(prompts) > 1 else self._prefix(prompts[0], asked[0])
+            pruning = pruner.on(model.model, layouts, signals, shares or None, prefix)
             features = [one.features[i] for one, own in zip(asked, prompts, strict=True) for i in own.order]
             inputs = model.inputs([prompt.ids for prompt in prompts], features)
         with clock("decoder"), pruning as run:
@@ -693,10 +702,19 @@ class Reranker:
                 indices=[candidate.index for candidate in one.work.candidates],
                 features=one.own,
                 full=one.full,
+                reused=run.reused,
             )
             for i, one in enumerate(asked)
         ]
         return list(map(_Scored, answers, reports))
+
+    def _prefix(self, prompt: Prompt, asked: _Asked) -> Prefix | None:
+        """Return the part of a prompt before the query, if its state may be kept."""
+        if self.scorer == "pointwise":
+            return None
+        end = min(prompt.layout.query)
+        pictures = tuple(asked.features[i].tokens for i in prompt.order)
+        return Prefix(tuple(prompt.ids[:end]), pictures, self.prompt_cache)
 
     def _in_time(self, latency: float, layouts: Sequence[Layout], clock: Clock) -> Pruner:
         """Return the method for these prompts: one that fits what is left of the latency."""

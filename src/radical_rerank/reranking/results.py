@@ -243,6 +243,7 @@ class PruningReport:
         stages: one per pruning stage
         tokens_per_layer: text and visual tokens in each layer
         macs, macs_dense, kv_bytes, kv_bytes_dense: costs with and without pruning
+        macs_reused: what of `macs` an earlier prompt over the same candidates had already computed
         flops_saved, kv_saved: the fractions that pruning saved
         seconds: preprocess, vision, prior (once per list), selection (at the stages), decoder, scoring.
             Lists of one batch share its time equally
@@ -276,6 +277,7 @@ class PruningReport:
     blocks: list[list[Block]] = field(repr=False)
     images: list[list[int]]
     prompts: int = 1
+    macs_reused: int = 0
 
     @property
     def visual_tokens_left(self) -> int:
@@ -341,12 +343,14 @@ def make_report(
     indices: Sequence[int],
     features: Sequence[Sequence[ImageFeatures]],
     full: int,
+    reused: tuple[int, int] = (0, 0),
 ) -> PruningReport:
     """Report on one prompt.
 
     keep: None if the budget is another one; the report then has the share that is left
     features: per candidate, of its pictures
     full: the candidates' visual tokens at full size
+    reused: how many tokens were known, and after how many layers
     """
     blocks = [[block for feature in own for block in feature.blocks] for own in features]
     reports = [_stage_report(stage, layout) for stage in stages]
@@ -356,6 +360,7 @@ def make_report(
     counts = tokens_per_layer(layout.length, places, shape.num_layers)
     dense = [other + full] * shape.num_layers
     cost, cost_dense = macs(counts, shape), macs(dense, shape)
+    known = [reused[0] if layer < reused[1] else 0 for layer in range(shape.num_layers)]
     cache, cache_dense = kv_bytes(counts, shape), kv_bytes(dense, shape)
     return PruningReport(
         method=method,
@@ -375,6 +380,7 @@ def make_report(
         indices=list(indices),
         blocks=blocks,
         images=[[len(feature.tokens) for feature in own] for own in features],
+        macs_reused=macs(known, shape),
     )
 
 
@@ -398,7 +404,7 @@ def join_reports(parts: Sequence[PruningReport], seconds: dict[str, float]) -> P
 
 
 _COSTS = ("macs", "macs_dense", "kv_bytes", "kv_bytes_dense")
-_SUMMED = ("tokens", "visual_tokens", "visual_tokens_entering", *_COSTS, "prompts")
+_SUMMED = ("tokens", "visual_tokens", "visual_tokens_entering", *_COSTS, "macs_reused", "prompts")
 
 
 def _joined_stage(same: Sequence[StageReport]) -> StageReport:
