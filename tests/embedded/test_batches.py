@@ -109,3 +109,24 @@ def test_packed_queries_score_as_single_prompts_do(untrained: Path) -> None:
             assert tokens
             assert ask.answer in has
             assert words
+
+
+def test_the_answer_may_be_that_nothing_matches(untrained: Path) -> None:
+    """A list with gaps asks for the token that the Reranker reads as `none`."""
+    reranker = Reranker.from_pretrained(untrained, "dense")
+    model, tokenizer = reranker.backbone.model, reranker.backbone.tokenizer
+    packer = Packer(model, tokenizer)
+    whole = make_list("test", 3, 6, queries=4)
+    item = whole.without([whole.targets[0]])
+    rng_in_order = type("InOrder", (), {"random": lambda self: 0.0})()
+    packed = packer.pack_list(item, 0, rng_in_order, none=True)
+    assert [ask.kind for ask in packed.asks] == ["none" if t < 0 else "list" for t in item.targets]
+    assert all(ask.choices[-1] == packer.none for ask in packed.asks)
+    assert all((ask.answer == packer.none) == (ask.kind == "none") for ask in packed.asks)
+    with torch.no_grad():
+        batch = collate(model, [packed], *encode_images(model, item.images))
+        b, start, ask = batch.asks[0]
+        logits = model.lm_head(forward(model, batch)[-1][b, start + len(ask.ids) - 1])
+    ours = logits[ask.choices[:-1]].logsumexp(-1) - logits[packer.none]
+    ranking = reranker.rank(item.descriptions[0].text(), item.images)
+    assert ranking.signals["match"] == pytest.approx(float(ours), abs=1e-4)

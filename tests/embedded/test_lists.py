@@ -23,6 +23,27 @@ def test_a_list_has_exactly_one_match_per_description(count: int, similarity: fl
                 assert all(any(phrase.fits(t) for t in s.things) for s in item.scenes)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_matches_a_description_whose_scene_is_left_out(seed: int) -> None:
+    whole = make_list("test", seed, 16, queries=8)
+    hidden = {*whole.targets[:3], 5}
+    item = whole.without(hidden)
+    assert len(item.scenes) == 16 - len(hidden)
+    for description, target, before in zip(item.descriptions, item.targets, whole.targets, strict=True):
+        fits = [i for i, s in enumerate(item.scenes) if obvious_match(description, list(s.things))]
+        assert fits == ([] if before in hidden else [target])
+        assert (target == -1) == (before in hidden)
+    composed = make_composed("test", seed, 12, queries=5)
+    gone = composed.changes[0].target
+    left = composed.without([gone])
+    for one, other in zip(left.changes, composed.changes, strict=True):
+        assert (
+            one.target == -1
+            if other.target == gone
+            else left.scenes[one.target] == composed.scenes[other.target]
+        )
+
+
 def test_more_similar_lists_are_more_alike() -> None:
     def shared_kinds(similarity: float) -> float:
         total = 0.0

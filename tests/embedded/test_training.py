@@ -26,6 +26,7 @@ T = TypeVar("T")
 def small_plan(**changes: Any) -> Plan:
     phases = (Phase(3, 3, 2, 1, 0.3, extras=2), Phase(2, 4, 2, 1, 0.5, extras=0))
     options = {"num_layers": 8, "align_steps": 5, "align_scenes": 6, "phases": phases, "validate_every": 4}
+    options["absent_steps"] = 0
     return Plan(**{**options, **changes})
 
 
@@ -49,12 +50,13 @@ class KillBefore:
 
 @pytest.mark.slow
 def test_training_resumes_to_the_same_state(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole", small_plan(), save_every=4)
-    kill = KillBefore(3, 7, 9)
+    plan = small_plan(absent_steps=3)
+    whole = train(tmp_path / "whole", plan, save_every=4)
+    kill = KillBefore(3, 7, 9, 10, 12)
     resumed = None
     while resumed is None:
         with suppress(KilledError):
-            resumed = train(tmp_path / "killed", small_plan(), save_every=2, progress=kill)
+            resumed = train(tmp_path / "killed", plan, save_every=2, progress=kill)
     assert not kill.steps
     for (name, a), b in zip(
         whole.model.state_dict().items(), resumed.model.state_dict().values(), strict=True
@@ -64,10 +66,11 @@ def test_training_resumes_to_the_same_state(tmp_path: Path) -> None:
     for record in [*logs[0], *logs[1]]:
         assert record.pop("seconds") > 0
     assert logs[0] == logs[1]
-    assert [record["step"] for record in logs[0]] == list(range(10))
+    assert [record["step"] for record in logs[0]] == list(range(13))
     assert "validation R@1" in logs[0][8]
+    assert "validation AUROC" in logs[0][12]
     with pytest.raises(InputError, match="another plan"):
-        SceneTraining(small_plan(seed=1), tmp_path / "whole")
+        SceneTraining(small_plan(seed=1, absent_steps=3), tmp_path / "whole")
     ranking = Reranker.from_pretrained(tmp_path / "whole", "dense").rank(
         "a red star", make_list("test", 0, 4).images
     )
@@ -92,6 +95,30 @@ def test_a_longer_plan_goes_on_where_a_shorter_one_stopped(tmp_path: Path) -> No
         assert torch.equal(a, b)
     with pytest.raises(InputError, match="another plan"):
         SceneTraining(small_plan(phases=(replace(first, queries=1), first)), tmp_path / "b")
+
+
+@pytest.mark.slow
+def test_stage_c_can_go_on_from_trained_weights(tmp_path: Path) -> None:
+    before = train(tmp_path / "before", small_plan())
+    start = str(tmp_path / "before")
+    plan = small_plan(absent_steps=2, start=start)
+    training = SceneTraining(plan, tmp_path / "after")
+    assert training.step == plan.absent_from == before.plan.steps
+    for (name, old), new in zip(
+        before.model.state_dict().items(), training.model.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(new, old, atol=2e-3, rtol=2e-3, msg=name)  # written in half precision
+    training.run(save_every=1)
+    records = [json.loads(line) for line in training.log.read_text().splitlines()]
+    assert [record["step"] for record in records] == [10, 11]
+    frozen = "model.visual.patch_embed.proj.weight"
+    assert torch.equal(training.model.state_dict()[frozen], before.model.state_dict()[frozen].half().float())
+    answers = json.loads((tmp_path / "after" / "radical_template.json").read_text())
+    assert answers["none"] == " no"
+    with pytest.raises(InputError, match="another plan"):
+        SceneTraining(small_plan(absent_steps=2), tmp_path / "after")
+    with pytest.raises(InputError, match="another model"):
+        SceneTraining(small_plan(num_layers=9, start=start, absent_steps=1), tmp_path / "deeper")
 
 
 @pytest.mark.slow
@@ -120,7 +147,11 @@ def test_messages_say_how_far_it_is(tmp_path: Path, caplog: pytest.LogCaptureFix
 def test_the_training_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = tmp_path / "plan.json"
     phase = {"steps": 1, "candidates": 3, "queries": 2, "lists": 1, "similarity": 0.3}
-    plan.write_text(json.dumps({"num_layers": 8, "align_steps": 1, "align_scenes": 4, "phases": [phase]}))
+    plan.write_text(
+        json.dumps(
+            {"num_layers": 8, "align_steps": 1, "align_scenes": 4, "phases": [phase], "absent_steps": 0}
+        )
+    )
     with pytest.raises(SystemExit) as stop:
         main(["scenes", "train", str(tmp_path / "run"), "--plan", str(plan)])
     assert not stop.value.code

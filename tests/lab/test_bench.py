@@ -173,8 +173,10 @@ def test_end_to_end_and_its_growth(backbone: Backbone) -> None:
         assert (result.phases["pruned_warm"]["decode"] > 0) == (result.scorer == "generate")
         assert sum(result.parts.values()) <= result.seconds["pruned_warm"]
         assert not result.parts or result.parts["vision"] == 0
+        assert result.again.median > 0
     square = [
-        EndToEnd(n, "logits", {"dense_cold": 3.0 * n**2}, Ratio(1, 1, 1, 1), {}, {}) for n in (5, 10, 20, 50)
+        EndToEnd(n, "logits", {"dense_cold": 3.0 * n**2}, Ratio(1, 1, 1, 1), {}, {}, Ratio(1, 1, 1, 1))
+        for n in (5, 10, 20, 50)
     ]
     assert growth(square, "dense_cold") == pytest.approx(2)
 

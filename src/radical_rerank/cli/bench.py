@@ -102,6 +102,8 @@ def end_to_end(
         paper_backbone,
         run_end_to_end,
     )
+    from radical_rerank.lab.paper import MODEL
+    from radical_rerank.pruning import Profile
 
     if shape not in (None, "paper"):
         raise unknown_name("shape", shape, ["paper"])
@@ -110,6 +112,7 @@ def end_to_end(
         counts=counts or COUNTS,
         scorers=scorers or ["logits", "generate"],
         keep=keep,
+        profile=Profile.find(MODEL) if shape else None,  # made for this depth, at any width
         size=PAPER_SIZE if shape else None,
         rounds=rounds,
         progress=bars.bar,
@@ -136,11 +139,12 @@ def _show_end_to_end(results: Sequence[EndToEnd], exponents: dict[str, dict[str,
             str(result.speedup),
             " ".join(f"{kind} {seconds:.3f}" for kind, seconds in result.phases["dense_warm"].items()),
             " ".join(f"{kind} {seconds:.3f}" for kind, seconds in result.phases["pruned_warm"].items()),
+            str(result.again),
         )
         for result in results
     ]
     heads = ["scorer", "N", *(variant.replace("_", " ") for variant in VARIANTS)]
-    heads += ["dense cold / pruned warm", "dense decoder", "pruned decoder"]
+    heads += ["dense cold / pruned warm", "dense decoder", "pruned decoder", "another query / the first"]
     print_table(heads, lines, title)
     for scorer, fitted in exponents.items():
         powers = ", ".join(f"{power:.2f} ({variant})" for variant, power in fitted.items())

@@ -40,7 +40,7 @@ class Ask:
         answer: the right next token
         choices: the tokens that could be the answer
         looks: per phrase, what it should look at
-        kind: "list", "composed", "yes-no" or "colour"
+        kind: "list", "composed", "yes-no", "colour", or "none" if nothing matches
         reads: what to look at in the reference, in an early layer
     """
 

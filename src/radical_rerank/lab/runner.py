@@ -211,7 +211,8 @@ class Runner:
             if pruner.needs_profile:
                 pruner = pruner.with_profile(self.known_profile)
             # One unreadable answer must not end a run over thousands of queries. Tables count them.
-            options = {"on_unreadable": "keep", **self.options}
+            # No list comes twice, and a cache for each cell would fill the memory.
+            options = {"on_unreadable": "keep", "prompt_cache_bytes": 0, **self.options}
             self._rerankers[cell.key] = Reranker(self.backbone, pruner, vision_cache=self._cache, **options)
         return self._rerankers[cell.key]
 

@@ -197,6 +197,7 @@ class Reranker:
         prompt_cache_bytes: how much to keep of what the layers before the first cut compute for the
             candidates. The next query over the same candidates in the same order starts there; its ranking is
             the same, bit by bit
+        prompt_cache: the prompt cache of another Reranker with the same model, to share it
         max_new_tokens: the limit of a generated answer (default 512)
         on_unreadable: with scorer "generate", what to do with an answer that names no candidate: "raise" a
             ScoringError, or "keep" the order of the prompt and count it in `Ranking.unreadable`
@@ -238,6 +239,7 @@ class Reranker:
         vision_cache_bytes: int = VISION_CACHE_BYTES,
         vision_cache: VisionCache | None = None,
         prompt_cache_bytes: int = PROMPT_CACHE_BYTES,
+        prompt_cache: PromptCache | None = None,
         max_new_tokens: int | None = None,
         on_unreadable: Literal["raise", "keep"] = "raise",
         device: str | None = None,
@@ -300,7 +302,7 @@ class Reranker:
         self.permutations = permutations
         self._calibrations: tuple[dict[str, Any], ...] | None = None
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
-        self.prompt_cache = PromptCache(prompt_cache_bytes)
+        self.prompt_cache = PromptCache(prompt_cache_bytes) if prompt_cache is None else prompt_cache
         self.encoder = Encoder(model, self.vision_cache, self.max_image_tokens, max_pixels)
 
     def _set_windows(self, window: int | None, stride: int | None) -> None:
@@ -327,6 +329,11 @@ class Reranker:
         other = copy.copy(self)
         other.pruner, other.latency, other.agreement, other._safety = pruner, None, None, None
         return other
+
+    def clear_caches(self) -> None:
+        """Forget all images and prompts."""
+        self.vision_cache.clear()
+        self.prompt_cache.clear()
 
     def rank(
         self,

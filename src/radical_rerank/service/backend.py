@@ -17,7 +17,13 @@ from radical_rerank.errors import OutOfWorldWarning, RadicalError
 from radical_rerank.pruning import Profile, RaDiCal, build
 from radical_rerank.reranking import Query, Ranking, Reranker, VisionCache
 from radical_rerank.reranking.calibration import generated_list
-from radical_rerank.reranking.encoding import VISION_CACHE_BYTES, Parts, image_names
+from radical_rerank.reranking.encoding import (
+    PROMPT_CACHE_BYTES,
+    VISION_CACHE_BYTES,
+    Parts,
+    PromptCache,
+    image_names,
+)
 from radical_rerank.reranking.prompt import Content, build_pair, build_prompt
 from radical_rerank.service.errors import ServiceError, disconnected, too_late
 from radical_rerank.service.settings import Settings
@@ -65,7 +71,7 @@ class Backend(Protocol):
 
 
 class Rerankers:
-    """One model and one vision cache, with a reranker per method and budget.
+    """One model and its caches, with a reranker per method and budget.
 
     Args:
         backbone: the model
@@ -79,7 +85,10 @@ class Rerankers:
 
     def __init__(self, backbone: Backbone, **asking: Any) -> None:
         self.backbone, self._asking = backbone, asking
-        self._cache = VisionCache(VISION_CACHE_BYTES)
+        self._caches: dict[str, Any] = {
+            "vision_cache": VisionCache(VISION_CACHE_BYTES),
+            "prompt_cache": PromptCache(PROMPT_CACHE_BYTES),
+        }
         self._rerankers: dict[tuple[str, float], Reranker] = {}
 
     def __call__(self, method: str, keep: float) -> Reranker:
@@ -89,7 +98,7 @@ class Rerankers:
             if len(self._rerankers) > MAX_RERANKERS:
                 self._rerankers.clear()
             pruner = build(method, keep=key[1])
-            self._rerankers[key] = Reranker(self.backbone, pruner, vision_cache=self._cache, **self._asking)
+            self._rerankers[key] = Reranker(self.backbone, pruner, **self._caches, **self._asking)
         return self._rerankers[key]
 
 
@@ -271,9 +280,9 @@ def warm_up(reranker: Reranker) -> float:
     query, images = generated_list(0, split="train")
     seconds = 0.0
     for _ in range(2):
-        reranker.vision_cache.clear()
+        reranker.clear_caches()
         start = time.monotonic()
         reranker.rank(query, images)
         seconds = time.monotonic() - start
-    reranker.vision_cache.clear()
+    reranker.clear_caches()
     return seconds

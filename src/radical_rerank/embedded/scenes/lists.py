@@ -6,7 +6,7 @@ The same seed gives the same data, byte for byte. The splits draw from different
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -43,12 +43,18 @@ class SceneList:
     Args:
         scenes: the candidates
         descriptions: the queries
-        targets: per description, the place of its match in `scenes`
+        targets: per description, the place of its match in `scenes`, -1 if nothing matches
     """
 
     scenes: tuple[Scene, ...]
     descriptions: tuple[Description, ...]
     targets: tuple[int, ...]
+
+    def without(self, hidden: Collection[int]) -> SceneList:
+        """Return the list without the scenes at some places: nothing matches their descriptions then."""
+        left = [place for place in range(len(self.scenes)) if place not in hidden]
+        targets = tuple(left.index(target) if target in left else -1 for target in self.targets)
+        return replace(self, scenes=tuple(self.scenes[place] for place in left), targets=targets)
 
     @cached_property
     def rendered(self) -> list[tuple[Image.Image, np.ndarray]]:
@@ -235,7 +241,7 @@ class Change:
         text: the query
         new: the thing as it is after the change
         kept: the small things of the reference that stay as they are
-        target: the place of the one candidate that shows the reference after the change
+        target: the place of the one candidate that shows the reference after the change, -1 if none does
     """
 
     text: str
@@ -257,6 +263,15 @@ class Composed:
     reference: Scene
     scenes: tuple[Scene, ...]
     changes: tuple[Change, ...]
+
+    def without(self, hidden: Collection[int]) -> Composed:
+        """Return the list without the scenes at some places: no change leads to them then."""
+        left = [place for place in range(len(self.scenes)) if place not in hidden]
+        changes = tuple(
+            replace(change, target=left.index(change.target) if change.target in left else -1)
+            for change in self.changes
+        )
+        return replace(self, scenes=tuple(self.scenes[place] for place in left), changes=changes)
 
     @cached_property
     def rendered(self) -> list[tuple[Image.Image, np.ndarray]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,16 @@ import numpy as np
 from radical_rerank.backbones import Backbone
 from radical_rerank.errors import ScoringError
 from radical_rerank.lab.bench.models import bench_model, bench_processor, bench_tokenizer
-from radical_rerank.lab.bench.timing import Ratio, interleaved, phases
+from radical_rerank.lab.bench.timing import Ratio, Times, interleaved, phases
 from radical_rerank.lab.paper import COUNTS, MODEL
 from radical_rerank.progress import Progress, silent
+from radical_rerank.pruning import Profile, Pruner, build
 from radical_rerank.reranking import Reranker
 from radical_rerank.reranking.calibration import generated_list
 from radical_rerank.reranking.results import PruningReport
 
-VARIANTS = ("dense_cold", "dense_warm", "pruned_cold", "pruned_warm")
-"""with and without pruning, with a cold and a warm vision cache"""
+VARIANTS = ("dense_cold", "dense_warm", "pruned_cold", "pruned_warm", "pruned_again")
+"""with and without pruning, with a cold and a warm vision cache; and another query about the same pictures"""
 PAPER_SIZE = (480, 384)
 """pictures of 180 visual tokens, as in the paper"""
 
@@ -37,7 +39,8 @@ class EndToEnd:
         seconds: by variant, see `VARIANTS`
         speedup: dense with a cold cache over pruned with a warm cache
         parts: seconds by part, of pruned with a warm cache
-        phases: seconds of "prefill" and "decode", of both variants with a warm cache
+        phases: seconds of "prefill" and "decode", of the variants with a warm cache
+        again: the prefill of another query about the same pictures, over that of a first one
     """
 
     candidates: int
@@ -46,12 +49,13 @@ class EndToEnd:
     speedup: Ratio
     parts: dict[str, float]
     phases: dict[str, dict[str, float]]
+    again: Ratio
 
 
 def paper_backbone(width: int) -> Backbone:
     """Make a random model with the depth and the proportions of the paper's, at another width."""
     model = bench_model(width, 36)
-    model.config._name_or_path = MODEL  # the paper's trust profile fits, because the depth is the same
+    model.config._name_or_path = MODEL
     return Backbone(model, bench_tokenizer(), bench_processor())
 
 
@@ -62,6 +66,7 @@ def run_end_to_end(
     scorers: Sequence[str] = ("logits",),
     method: str = "radical",
     keep: float = 0.2,
+    profile: Profile | None = None,
     size: tuple[int, int] | None = None,
     rounds: int = 5,
     progress: Progress = silent,
@@ -73,12 +78,15 @@ def run_end_to_end(
         counts: numbers of candidates
         scorers: "logits", "generate"
         method, keep: the pruning method and its budget
+        profile: the trust profile, if it is not the model's own
         size: width and height to which the pictures are resized; by default they stay as they are
         rounds: how many interleaved rounds; medians are reported
         progress: shows the progress
     """
+    options = {} if profile is None else {"profile": profile}
+    pruner = build(method, keep=keep, **options)
     return [
-        _measured(backbone, scorer, count, method, keep, size, rounds, progress)
+        _measured(backbone, scorer, count, pruner, size, rounds, progress)
         for scorer in scorers
         for count in counts
     ]
@@ -88,22 +96,25 @@ def _measured(
     backbone: Backbone,
     scorer: str,
     count: int,
-    method: str,
-    keep: float,
+    pruner: Pruner,
     size: tuple[int, int] | None,
     rounds: int,
     progress: Progress,
 ) -> EndToEnd:
     query, images = generated_list(0, count)
+    other = generated_list(1, count)[0]
     if size:
         images = [image.resize(size) for image in images]
-    options: dict[str, Any] = {"scorer": scorer, "max_new_tokens": 2 * count}
+    writing: dict[str, Any] = {"scorer": scorer, "max_new_tokens": 2 * count}
+    options = {**writing, "prompt_cache_bytes": 0}
     rerankers = {
         "dense_cold": Reranker(backbone, "dense", vision_cache_bytes=0, **options),
         "dense_warm": Reranker(backbone, "dense", **options),
-        "pruned_cold": Reranker(backbone, method, keep=keep, vision_cache_bytes=0, **options),
-        "pruned_warm": Reranker(backbone, method, keep=keep, **options),
+        "pruned_cold": Reranker(backbone, pruner, vision_cache_bytes=0, **options),
+        "pruned_warm": Reranker(backbone, pruner, **options),
+        "pruned_again": Reranker(backbone, pruner, **writing),
     }
+    queries = cycle([query, other])
     parts: dict[str, list[float]] = {}
     spent: dict[str, dict[str, list[float]]] = {name: {} for name in rerankers}
 
@@ -111,7 +122,8 @@ def _measured(
         reports: Sequence[PruningReport] = ()
         # Random weights do not generate an order, but they take the same time.
         with phases(backbone.model) as phase, suppress(ScoringError):
-            reports = rerankers[name].rank(query, images).reports
+            asked = next(queries) if name == "pruned_again" else query
+            reports = rerankers[name].rank(asked, images).reports
         for kind, seconds in phase.items():
             spent[name].setdefault(kind, []).append(sum(seconds))
         if name == "pruned_warm" and reports:
@@ -119,6 +131,7 @@ def _measured(
                 parts.setdefault(part, []).append(sum(report.seconds[part] for report in reports))
 
     variants = {name: partial(ranked, name) for name in rerankers}
+    warm = ("dense_warm", "pruned_warm", "pruned_again")
     times = interleaved(variants, rounds, progress=progress, label=f"N = {count}, {scorer}")
     return EndToEnd(
         count,
@@ -126,7 +139,8 @@ def _measured(
         {name: times.median(name) for name in VARIANTS},
         times.ratio("dense_cold", "pruned_warm"),
         _medians(parts),
-        {name: _medians(spent[name]) for name in ("dense_warm", "pruned_warm")},
+        {name: _medians(spent[name]) for name in warm},
+        Times({name: spent[name]["prefill"][1:] for name in warm}).ratio("pruned_again", "pruned_warm"),
     )
 
 

@@ -28,6 +28,9 @@ _WORDS = (
 MARK = "▁"
 """stands for the space before a word: " a" is the article, "a" is an identifier"""
 
+NONE = " no"
+"""the answer that nothing matches"""
+
 TEMPLATE = {
     "intro": "",
     "reference": "reference{image}",
@@ -36,6 +39,7 @@ TEMPLATE = {
     "ask_generate": "query: {query} answer:",
     "ask_composed_logits": "change: {query} answer:",
     "ask_composed_generate": "change: {query} answer:",
+    "none": NONE,
     "window": 20,
     "texts": False,
     "query_images": False,

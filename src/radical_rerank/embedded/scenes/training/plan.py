@@ -51,6 +51,8 @@ class Plan:
         align_steps, align_scenes, align_lr: steps of stage A, scenes per step, learning rate
         phases: the steps of stage B
         lr: the learning rate of stage B
+        absent_steps, absent_lr: steps of stage C, its learning rate
+        start: a folder of trained weights, to do stage C alone; by default all stages are done
         fade_from, fade_to: the helper losses have full weight up to the first fraction of stage B, and none
             after the second
         validate_every: steps of stage B between two validations
@@ -58,7 +60,7 @@ class Plan:
     Example:
         >>> plan = Plan()
         >>> plan.steps, plan.phase_at(0).candidates, plan.helper_weight(plan.steps - 1)
-        (3600, 4, 0.0)
+        (4300, 4, 0.0)
     """
 
     seed: int = 0
@@ -79,6 +81,9 @@ class Plan:
         Phase(475, 20, 20, 1, 0.7, extras=8, composed=1, turns=True),
     )
     lr: float = 2e-3
+    absent_steps: int = 700
+    absent_lr: float = 4e-4
+    start: str | None = None
     fade_from: float = 0.85
     fade_to: float = 0.97
     validate_every: int = 100
@@ -91,6 +96,11 @@ class Plan:
     @property
     def steps(self) -> int:
         """All steps."""
+        return self.absent_from + self.absent_steps
+
+    @property
+    def absent_from(self) -> int:
+        """The first step of stage C."""
         return self.align_steps + self.ranking_steps
 
     @classmethod
@@ -120,6 +130,8 @@ class Plan:
         """Return the learning rate of a step. In each stage it rises, is constant, and falls by a cosine."""
         if step < self.align_steps:
             at, total, rate, flat, warm = step, self.align_steps, self.align_lr, 0.4, 30
+        elif step >= self.absent_from:
+            at, total, rate, flat, warm = step - self.absent_from, self.absent_steps, self.absent_lr, 0.3, 40
         else:
             at, total, rate, flat, warm = step - self.align_steps, self.ranking_steps, self.lr, 0.5, 50
         part = at / total
@@ -134,12 +146,12 @@ class Plan:
 
     def agrees(self, other: Plan, steps: int) -> bool:
         """Return whether both plans have the same first steps: then one can go on where the other stopped."""
-        fixed = ("seed", "num_layers", "align_steps", "align_scenes")
+        fixed = ("seed", "num_layers", "align_steps", "align_scenes", "start")
         if any(getattr(self, name) != getattr(other, name) for name in fixed):
             return False
 
         def settings(plan: Plan, step: int) -> tuple[Any, ...]:
-            if step < plan.align_steps:
+            if step < plan.align_steps or step >= plan.absent_from:
                 return (plan.rate(step),)
             phase = replace(plan.phase_at(step - plan.align_steps), steps=0)
             return plan.rate(step), plan.helper_weight(step), phase

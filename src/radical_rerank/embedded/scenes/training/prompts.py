@@ -28,7 +28,7 @@ from radical_rerank.embedded.scenes.training.batches import (
     phrase_end,
     shown_by,
 )
-from radical_rerank.embedded.scenes.training.model import word_ids
+from radical_rerank.embedded.scenes.training.model import NONE, word_ids
 from radical_rerank.embedded.scenes.world import COLOURS, Phrase
 from radical_rerank.reranking.prompt import IDENTIFIERS
 
@@ -47,11 +47,19 @@ class Packer:
         self.open, self.close = token("<|vision_start|>"), token("<|vision_end|>")
         self.letters = [token(letter) for letter in IDENTIFIERS]
         self.reference = token("reference")
+        (self.none,) = self.encode(NONE)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
+
+    def _ask(self, ids: list[int], kind: str, target: int, names: Sequence[int], *, none: bool) -> Ask:
+        """Return a query whose answer is the identifier of its target, or that nothing matches."""
+        choices = [*names, self.none] if none else list(names)
+        if target < 0:
+            return Ask(ids, self.none, choices, kind="none")
+        return Ask(ids, names[target], choices, kind=kind)
 
     def _look(
         self,
@@ -78,8 +86,14 @@ class Packer:
         words = [word for phrase in phrases for word in phrase.words()]
         return PhraseTarget(row, tokens, has, word_ids(self.tokenizer, words).tolist())
 
-    def pack_list(self, item: SceneList, first_image: int, rng: np.random.Generator) -> Packed:
-        """Pack a list with all its descriptions. first_image: the number of its first image in the batch"""
+    def pack_list(
+        self, item: SceneList, first_image: int, rng: np.random.Generator, *, none: bool = False
+    ) -> Packed:
+        """Pack a list with all its descriptions.
+
+        first_image: the number of its first image in the batch
+        none: the answer may be that nothing matches
+        """
         names = draw_identifiers(rng, self.letters, len(item.scenes))
         covers = [cover for _, cover in item.rendered]
         sizes = [cover[0].size for cover in covers]
@@ -90,7 +104,8 @@ class Packer:
         asks = []
         for description, target in zip(item.descriptions, item.targets, strict=True):
             words = description.text().split()
-            ask = Ask(self.encode(f"query: {description.text()} answer:"), names[target], names)
+            asked = self.encode(f"query: {description.text()} answer:")
+            ask = self._ask(asked, "list", target, names, none=none)
             start = 0
             for phrase in description.phrases:
                 start = phrase_end(words, phrase, start)
@@ -100,9 +115,20 @@ class Packer:
         return Packed(ids, list(range(first_image, first_image + len(names))), names, asks)
 
     def pack_composed(
-        self, item: Composed, first_image: int, rng: np.random.Generator, *, guided: bool = False
+        self,
+        item: Composed,
+        first_image: int,
+        rng: np.random.Generator,
+        *,
+        guided: bool = False,
+        none: bool = False,
     ) -> Packed:
-        """Pack a composed list with all its changes. guided: teach where the reference shows what stays"""
+        """Pack a composed list with all its changes.
+
+        first_image: the number of its first image in the batch
+        guided: teach where the reference shows what stays
+        none: the answer may be that nothing matches
+        """
         names = draw_identifiers(rng, self.letters, len(item.scenes))
         covers = [cover for _, cover in item.rendered]
         sizes = [cover[0].size for cover in covers]
@@ -114,9 +140,8 @@ class Packer:
         asks = []
         for change in item.changes:
             words = change.text.split()
-            ask = Ask(
-                self.encode(f"change: {change.text} answer:"), names[change.target], names, kind="composed"
-            )
+            asked = self.encode(f"change: {change.text} answer:")
+            ask = self._ask(asked, "composed", change.target, names, none=none)
             # The new colour's row looks for what is new, the row of "instead" for what stays.
             for word, phrases in ((change.new.colour or "", [change.new]), ("instead", change.kept)):
                 row = 2 + words.index(word)
@@ -160,6 +185,7 @@ def draw_lists(
     lists: int,
     similarity: float,
     factor: float = 1.0,
+    hidden: int = 0,
 ) -> Batch:
     """Draw a batch of lists.
 
@@ -172,16 +198,20 @@ def draw_lists(
         lists: how many lists
         similarity: how alike the scenes are, see `make_list`
         factor: scales the sides of the pictures
+        hidden: how many more scenes a list has that are not shown: nothing matches their descriptions, and
+            the answer may be that
     """
     rng = stream(split, 7, seed)
     items = [
-        make_list(split, seed * 64 + part, count, queries=queries, similarity=similarity)
+        make_list(split, seed * 64 + part, count + hidden, queries=queries, similarity=similarity)
         for part in range(lists)
     ]
+    if hidden:
+        items = [item.without(rng.permutation(count + hidden)[:hidden].tolist()) for item in items]
     if factor < 1:
         for item in items:
             item.rendered[:] = [shrink(*picture, factor) for picture in item.rendered]
-    prompts = [packer.pack_list(item, part * count, rng) for part, item in enumerate(items)]
+    prompts = [packer.pack_list(item, part * count, rng, none=hidden > 0) for part, item in enumerate(items)]
     return _collated(model, prompts, [image for item in items for image in item.images])
 
 
@@ -195,6 +225,7 @@ def draw_composed(
     queries: int,
     lists: int = 0,
     things: int | None = None,
+    hidden: int = 0,
 ) -> Batch:
     """Draw a batch of composed lists.
 
@@ -206,14 +237,17 @@ def draw_composed(
         queries: changes per list
         lists: how many lists, guided; 0 for a single one, not guided
         things: small things per scene, see `make_composed`
+        hidden: as in `draw_lists`
     """
     rng = stream(split, 8, seed)
     items = [
-        make_composed(split, seed + part * 10_000_000, count, queries=queries, things=things)
+        make_composed(split, seed + part * 10_000_000, count + hidden, queries=queries, things=things)
         for part in range(lists or 1)
     ]
+    if hidden:
+        items = [item.without(rng.permutation(count + hidden)[:hidden].tolist()) for item in items]
     prompts = [
-        packer.pack_composed(item, part * (count + 1), rng, guided=bool(lists))
+        packer.pack_composed(item, part * (count + 1), rng, guided=bool(lists), none=hidden > 0)
         for part, item in enumerate(items)
     ]
     return _collated(model, prompts, [image for item in items for image, _ in item.rendered])

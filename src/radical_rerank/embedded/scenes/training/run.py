@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from radical_rerank.embedded.packing import last_rows
 from radical_rerank.embedded.scenes.training.alignment import alignment_batch, crowded_scene, rescale_tokens
-from radical_rerank.embedded.scenes.training.batches import OTHER_WORDS, SHRINK
-from radical_rerank.embedded.scenes.training.losses import Helpers, ranking_loss
+from radical_rerank.embedded.scenes.training.batches import OTHER_WORDS, SHRINK, Batch
+from radical_rerank.embedded.scenes.training.losses import Helpers, forward, ranking_loss
 from radical_rerank.embedded.scenes.training.model import (
     TEMPLATE,
     make_config,
@@ -28,9 +29,14 @@ from radical_rerank.embedded.scenes.world import ATTRIBUTE_WORDS
 from radical_rerank.embedded.training import Training, make_optimizers, save_model
 from radical_rerank.errors import InputError
 from radical_rerank.progress import Progress, silent
+from radical_rerank.reranking.scores import auroc
 
 VALIDATION_LISTS = 6
 """lists per validation, with eight queries each"""
+GAP_QUERIES, HIDDEN = 28, 14
+"""stage C: queries per list, and how many scenes a list lacks that they ask for"""
+HIDDEN_CHANGES = 8
+"""the same of a list of changes"""
 
 
 def train(
@@ -73,6 +79,7 @@ class SceneTraining(Training):
         "loss": "loss",
         "list": "R@1",
         "validation R@1": "validation R@1",
+        "validation AUROC": "AUROC of a match",
     }
 
     def __init__(self, plan: Plan, folder: str | Path) -> None:
@@ -85,6 +92,8 @@ class SceneTraining(Training):
         self.anchor: Tensor | None = None
         self._start_stage_a()
         self.resume()
+        if plan.start is not None and not self.step:
+            self._start_from(plan.start)
 
     # One step.
 
@@ -98,7 +107,11 @@ class SceneTraining(Training):
             return self._alignment_loss()
         if self.anchor is None:
             self._start_stage_b()
-        return self._ranking_loss()
+        if self.step < self.plan.absent_from:
+            return self._ranking_loss()
+        if self.step == self.plan.absent_from:
+            self._start_stage_c()
+        return self._absence_loss()
 
     def _alignment_loss(self) -> tuple[Tensor, dict[str, float]]:
         count = self.plan.align_scenes
@@ -111,9 +124,50 @@ class SceneTraining(Training):
         helpers = Helpers.at_depth(self.plan.num_layers, self.plan.helper_weight(self.step))
         loss, facts = self._batch_losses(self.plan.phase_at(at), helpers, at)
         assert self.anchor is not None
-        # The words stay where the vision encoder learned to find them.
+        return loss + self._moved(), facts
+
+    def _moved(self) -> Tensor:
+        """Return how far words are from where the vision encoder learned to find them."""
         words = self.model.get_input_embeddings().weight[self.words]
-        return loss + ((words - self.anchor) ** 2).sum(-1).mean(), facts
+        return ((words - self.anchor) ** 2).sum(-1).mean()
+
+    def _absence_loss(self) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss of lists that lack some of the scenes that are asked for."""
+        at = self.step - self.plan.absent_from
+        seed = self.plan.seed * 1_000_003 + self.plan.ranking_steps + at
+        without = Helpers.at_depth(self.plan.num_layers, 0)
+        batches = [self._lists_with_gaps("train", seed)]
+        if at % 4 == 1:
+            batches.append(draw_questions(self.packer, self.model, "train", seed, scenes=8))
+        elif at % 4 == 3:
+            batches.append(
+                draw_composed(
+                    self.packer,
+                    self.model,
+                    "train",
+                    seed,
+                    count=20,
+                    queries=9,
+                    things=2,
+                    hidden=HIDDEN_CHANGES,
+                )
+            )
+        results = [ranking_loss(self.model, batch, without) for batch in batches]
+        facts = {name: value for _, own in reversed(results) for name, value in own.items()}
+        return torch.stack([loss for loss, _ in results]).sum() + self._moved(), facts
+
+    def _lists_with_gaps(self, split: str, seed: int) -> Batch:
+        return draw_lists(
+            self.packer,
+            self.model,
+            split,
+            seed,
+            count=20,
+            queries=GAP_QUERIES,
+            lists=1,
+            similarity=0.7,
+            hidden=HIDDEN,
+        )
 
     def _batch_losses(self, phase: Phase, helpers: Helpers, at: int) -> tuple[Tensor, dict[str, float]]:
         seed = self.plan.seed * 1_000_003 + at
@@ -152,7 +206,12 @@ class SceneTraining(Training):
         return torch.stack([loss for loss, _ in results]).sum(), facts
 
     def validation(self) -> dict[str, float]:
-        """Return R@1 on lists of the validation split as long as the current phase's, when it is due."""
+        """Return R@1 on lists of the validation split as long as the current phase's, when it is due.
+
+        In stage C also how well the model tells lists with a match from those without.
+        """
+        if self.step > self.plan.absent_from:
+            return self._absence_validation()
         at = self.step - self.plan.align_steps
         if at <= 0 or at % self.plan.validate_every:
             return {}
@@ -173,6 +232,22 @@ class SceneTraining(Training):
                 right.append(ranking_loss(self.model, batch, without)[1]["list"])
         return {"validation R@1": sum(right) / len(right)}
 
+    def _absence_validation(self) -> dict[str, float]:
+        if self.step % self.plan.validate_every and self.step != self.plan.steps:
+            return {}
+        right, odds, held = [], [], []
+        with torch.no_grad():
+            for seed in range(VALIDATION_LISTS):
+                batch = self._lists_with_gaps("validation", seed)
+                logits = self.model.lm_head(last_rows(forward(self.model, batch)[-1], batch.asks))
+                for row, (_, _, ask) in enumerate(batch.asks):
+                    names = logits[row, ask.choices[:-1]]
+                    odds.append(float(names.logsumexp(-1) - logits[row, ask.choices[-1]]))
+                    held.append(ask.kind == "list")
+                    if held[-1]:
+                        right.append(float(ask.choices[int(names.argmax())] == ask.answer))
+        return {"validation R@1": sum(right) / len(right), "validation AUROC": auroc(odds, held)}
+
     # Stages.
 
     def _start_stage_a(self) -> None:
@@ -187,6 +262,23 @@ class SceneTraining(Training):
         rescale_tokens(self.model, [crowded_scene("train", i) for i in range(64)])
         self._freeze_vision()
         self.anchor = self.model.get_input_embeddings().weight.detach()[self.words].clone()
+
+    def _start_stage_c(self) -> None:
+        self._freeze_vision()  # with new optimizers: their memory is of other steps
+
+    def _start_from(self, folder: str) -> None:
+        """Take over the weights of a trained model, and begin with stage C."""
+        from safetensors.torch import load_file
+
+        state = {
+            name: tensor.float() for name, tensor in load_file(Path(folder) / "model.safetensors").items()
+        }
+        missing, unknown = self.model.load_state_dict(state, strict=False)
+        if unknown or set(missing) - {"lm_head.weight"}:
+            raise InputError(f"{folder} holds another model: {(unknown or missing)[0]} does not fit")
+        self.model.tie_weights()
+        self.anchor = self.model.get_input_embeddings().weight.detach()[self.words].clone()
+        self.step = self.plan.absent_from
 
     def _freeze_vision(self) -> None:
         for name, parameter in self.model.named_parameters():
