@@ -64,7 +64,7 @@ class Slow:
         self.seconds = seconds
         self.batches: list[list[str]] = []
 
-    def __call__(self, method: str, keep: float) -> Any:
+    def __call__(self, method: str, keep: float | None) -> Any:
         return self
 
     def rank_many(self, lists: Any, batch_size: int, stop: Any = None) -> Iterator[Ranking]:

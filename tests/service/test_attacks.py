@@ -577,7 +577,7 @@ class Failing:
     def __init__(self) -> None:
         self.alone: list[str] = []
 
-    def __call__(self, method: str, keep: float) -> Any:
+    def __call__(self, method: str, keep: float | None) -> Any:
         return self
 
     def rank_many(self, lists: Any, batch_size: int, stop: Any) -> list[Ranking]:

@@ -196,6 +196,10 @@ def service(
             f"{result.loaded:.3f} s = {result.loaded / result.unloaded:.2f} ×",
         ),
         ("answers at twice the load", answers),
+        (
+            "predicted by `radical plan`",
+            f"p95 {result.predicted.p95:.3f} s, {result.predicted.refused:.0%} × 429",
+        ),
         (f"memory gained over {result.requests} requests", f"{result.megabytes:.1f} MB"),
     ]
     print_table(("figure", "measured"), lines, f"service, {model}, N = {CANDIDATES}")

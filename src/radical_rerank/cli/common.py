@@ -40,6 +40,18 @@ ModelPreset = Annotated[
         show_default="found by the model",
     ),
 ]
+Speedup = Annotated[float | None, typer.Option(help="Instead of --keep: how many times less arithmetic.")]
+Flops = Annotated[
+    float | None, typer.Option(help="Instead of --keep: the part of the unpruned decoder's arithmetic.")
+]
+Latency = Annotated[float | None, typer.Option(help="Instead of --keep: seconds per list.")]
+Agreement = Annotated[
+    float | None,
+    typer.Option(
+        help="Instead of --keep: how often the best document must be the same as without pruning. Needs "
+        "`radical tune`."
+    ),
+]
 Keeps = Annotated[list[float] | None, typer.Option("--keep", help="Budgets: --keep 0.2 0.1.")]
 # The commands of the models that ship.
 RunFolder = Annotated[

@@ -20,15 +20,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from radical_rerank import progress as bars
-from radical_rerank.cli import bench, lab, photos, scenes, search, serve
+from radical_rerank.cli import bench, lab, photos, plan, scenes, search, serve
 from radical_rerank.cli.common import (
+    Agreement,
     AsJson,
     Device,
     Dtype,
+    Flops,
     Keeps,
+    Latency,
     ModelKwargs,
     ModelPreset,
     Scorer,
+    Speedup,
     log,
     print_json,
     print_table,
@@ -80,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def spread(arguments: list[str]) -> list[str]:
     """Turn `--keep 0.2 0.1` into `--keep 0.2 --keep 0.1`, which typer understands."""
-    if not arguments or arguments[0] not in ("eval", "experiment", "bench", "calibrate"):
+    if not arguments or arguments[0] not in ("eval", "experiment", "bench", "calibrate", "tune"):
         return arguments
     result: list[str] = []
     option = ""
@@ -108,7 +112,14 @@ def rank(
         typer.Option(help="A model id or a folder; by default the small model of photographs that ships."),
     ] = DEFAULT_MODEL,
     method: Annotated[str, typer.Option(help="A name from `radical methods`.")] = "radical",
-    keep: Annotated[float, typer.Option(help="The fraction of visual tokens to keep.")] = 0.2,
+    keep: Annotated[
+        float | None,
+        typer.Option(help="The fraction of visual tokens to keep.", show_default="0.2"),
+    ] = None,
+    speedup: Speedup = None,
+    flops: Flops = None,
+    latency: Latency = None,
+    agreement: Agreement = None,
     top_k: Annotated[int | None, typer.Option(help="Show only the best K.")] = None,
     reference: Annotated[str | None, typer.Option(help="An image that the query changes.")] = None,
     query_image: Annotated[
@@ -159,6 +170,10 @@ def rank(
         model,
         method,
         keep=keep,
+        speedup=speedup,
+        flops=flops,
+        latency=latency,
+        agreement=agreement,
         scorer=scorer,
         preset=preset or "auto",
         template=template,
@@ -203,6 +218,11 @@ def rank(
             f"{prompts}{totals.visual_tokens} visual tokens, {totals.visual_tokens_left} at the end; "
             f"{totals.flops_saved:.0%} of the decoder's FLOPs and {totals.kv_saved:.0%} of its KV cache "
             f"saved; {sum(totals.seconds.values()):.2f} s"
+        )
+    if agreement is not None:
+        console.print(
+            f"promised: for lists like those of `radical tune`, the best document is the same as without "
+            f"pruning in {agreement:.1%} of all"
         )
 
 
@@ -417,6 +437,7 @@ def _read_lists(path: Path) -> Iterator[tuple[str, list[str]]]:
 app.add_typer(search.app)
 app.add_typer(lab.app)
 app.add_typer(serve.app)
+app.add_typer(plan.app)
 app.add_typer(scenes.app, name="scenes")
 app.add_typer(photos.app, name="photos")
 app.add_typer(bench.app, name="bench")

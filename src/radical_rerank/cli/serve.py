@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from radical_rerank.backbones import DEFAULT_MODEL
-from radical_rerank.cli.common import Device, Dtype, ModelKwargs, ModelPreset, Scorer, log
+from radical_rerank.cli.common import (
+    Agreement,
+    Device,
+    Dtype,
+    Flops,
+    Latency,
+    ModelKwargs,
+    ModelPreset,
+    Scorer,
+    Speedup,
+    log,
+)
 from radical_rerank.errors import InputError, needs_extra
 from radical_rerank.service import (
     DEFAULT_DEADLINE,
@@ -40,6 +51,10 @@ def serve(
         float | None,
         typer.Option(help="The fraction of visual tokens to keep.", show_default=str(DEFAULT_KEEP)),
     ] = None,
+    speedup: Speedup = None,
+    flops: Flops = None,
+    latency: Latency = None,
+    agreement: Agreement = None,
     preset: ModelPreset = None,
     scorer: Scorer = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = DEFAULT_HOST,
@@ -102,6 +117,10 @@ def serve(
         model=model,
         method=method,
         keep=keep,
+        speedup=speedup,
+        flops=flops,
+        latency=latency,
+        agreement=agreement,
         preset=preset,
         scorer=scorer,
         device=device,

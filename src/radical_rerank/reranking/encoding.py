@@ -829,7 +829,8 @@ def content_of(candidate: Candidate) -> str:
     return " ".join([text, *pictures])
 
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass

@@ -160,8 +160,8 @@ def _rerank_routes(settings: Settings, backend: Backend, reading: Reading, metri
             parsed, query, documents = await _read(reading, incoming, reservation)
             if parsed.has_pages and not await backend.reads_texts():
                 documents = list(map(_without_page_text, documents, parsed.places))
-            method, keep = parsed.method or settings.method, parsed.keep or settings.keep
-            work = RankWork(query, documents, (method, keep), incoming.end, parsed.candidate_names)
+            kind = settings.kind(parsed.method, parsed.keep)
+            work = RankWork(query, documents, kind, incoming.end, parsed.candidate_names)
             await backend.check(work)
             with backend.admitted(work.heavy):
                 ranking = await backend.rank(work, request.is_disconnected)

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from threading import Lock
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.errors import OutOfWorldWarning, RadicalError
-from radical_rerank.pruning import Profile, RaDiCal, build
+from radical_rerank.pruning import Profile, RaDiCal
 from radical_rerank.reranking import Query, Ranking, Reranker, VisionCache
 from radical_rerank.reranking.calibration import generated_list
 from radical_rerank.reranking.encoding import (
@@ -75,7 +75,8 @@ class Rerankers:
 
     Args:
         backbone: the model
-        asking: how it is asked: options of a `Reranker`, such as `preset` and `scorer`
+        budget: options of the `Reranker` of requests that name no method and no budget, such as `latency`
+        asking: how it is asked: options of every `Reranker`, such as `preset` and `scorer`
 
     Example:
         >>> rerankers = Rerankers(Backbone.from_pretrained("scenes"))
@@ -83,22 +84,22 @@ class Rerankers:
         True
     """
 
-    def __init__(self, backbone: Backbone, **asking: Any) -> None:
-        self.backbone, self._asking = backbone, asking
+    def __init__(self, backbone: Backbone, budget: Mapping[str, float] | None = None, **asking: Any) -> None:
+        self.backbone, self._budget, self._asking = backbone, budget or {}, asking
         self._caches: dict[str, Any] = {
             "vision_cache": VisionCache(VISION_CACHE_BYTES),
             "prompt_cache": PromptCache(PROMPT_CACHE_BYTES),
         }
-        self._rerankers: dict[tuple[str, float], Reranker] = {}
+        self._rerankers: dict[tuple[str, float | None], Reranker] = {}
 
-    def __call__(self, method: str, keep: float) -> Reranker:
-        """Return the reranker of this method and budget."""
-        key = (method, max(0.001, round(keep, 3)))
+    def __call__(self, method: str, keep: float | None) -> Reranker:
+        """Return the reranker of this method and `keep`; None stands for the service's own budget."""
+        key = (method, keep and max(0.001, round(keep, 3)))
         if key not in self._rerankers:
             if len(self._rerankers) > MAX_RERANKERS:
                 self._rerankers.clear()
-            pruner = build(method, keep=key[1])
-            self._rerankers[key] = Reranker(self.backbone, pruner, **self._caches, **self._asking)
+            options = self._budget if keep is None else {"keep": key[1]}
+            self._rerankers[key] = Reranker(self.backbone, method, **options, **self._caches, **self._asking)
         return self._rerankers[key]
 
 
@@ -147,11 +148,11 @@ class Local:
         backbone = self._load()
         names = ("preset", "scorer", "max_text_tokens")
         asking: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
-        self.rerankers = Rerankers(backbone, **asking)
+        self.rerankers = Rerankers(backbone, self.settings.budget, **asking)
         # A tokenizer cannot be used by two threads at once: checks get their own.
         own = replace(backbone, tokenizer=copy.deepcopy(backbone.tokenizer))
         self._checks = Reranker(own, "dense", max_query_tokens=self.settings.max_query_tokens, **asking)
-        return warm_up(self.rerankers(self.settings.method, self.settings.keep))
+        return warm_up(self.rerankers(*self.settings.kind(None, None)))
 
     def stop(self) -> None:
         """Refuse new requests and finish those in flight."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from radical_rerank.backbones import DEFAULT_MODEL
-from radical_rerank.errors import needs_extra
+from radical_rerank.errors import InputError, needs_extra
+from radical_rerank.reranking.budget import Budget
 from radical_rerank.reranking.encoding import MAX_TEXT_TOKENS
 from radical_rerank.service import (
     DEFAULT_DEADLINE,
@@ -39,6 +40,11 @@ class Settings(BaseSettings):
     model: str = DEFAULT_MODEL
     method: str = DEFAULT_METHOD
     keep: float = Field(default=DEFAULT_KEEP, gt=0, le=1)
+    speedup: float | None = None
+    """one of these four replaces `keep` for requests that name no method and no `keep`"""
+    flops: float | None = None
+    latency: float | None = None
+    agreement: float | None = None
     preset: str = "auto"
     """how a trained reranker is asked: a preset's name, or none; by default found by the model"""
     scorer: str | None = None
@@ -111,6 +117,14 @@ class Settings(BaseSettings):
         return keys
 
     @model_validator(mode="after")
+    def _check_budget(self) -> Settings:
+        try:
+            Budget(**self.budget).options(self.method)
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @model_validator(mode="after")
     def _check_memory(self) -> Settings:
         """Check that the memory limits have room for one request at its own limits."""
         largest = self.max_body + BYTES_PER_PIXEL * self.max_total_pixels
@@ -124,6 +138,18 @@ class Settings(BaseSettings):
             if getattr(self, name) < need:
                 raise ValueError(f"{name} must be at least {need} for requests of max_body and max_pixels")
         return self
+
+    @property
+    def budget(self) -> dict[str, float]:
+        """The service's own budget, if it is not `keep`."""
+        names = ("speedup", "flops", "latency", "agreement")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def kind(self, method: str | None, keep: float | None) -> tuple[str, float | None]:
+        """Return the method and `keep` of a request; None for `keep` if the service's budget counts."""
+        if self.budget and method is None and keep is None:
+            return self.method, None
+        return method or self.method, keep or self.keep
 
     @property
     def shown_model(self) -> str:

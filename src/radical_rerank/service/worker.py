@@ -38,13 +38,13 @@ class RankWork:
     """A list to rank.
 
     documents: with decoded images; a page of a PDF is a document
-    kind: method and keep; only lists of the same kind run in one batch
+    kind: method and keep (None: the service's own budget); only lists of the same kind run in one batch
     deadline: on this machine's monotonic clock
     """
 
     query: Query
     documents: Sequence[Document]
-    kind: tuple[str, float]
+    kind: tuple[str, float | None]
     deadline: float
     names: Sequence[str] = ()
     """of the documents in error messages"""
@@ -130,7 +130,7 @@ class RankWorker:
 
     def __init__(
         self,
-        reranker_for: Callable[[str, float], Reranker],
+        reranker_for: Callable[[str, float | None], Reranker],
         *,
         places: int,
         patience: float,

@@ -83,7 +83,7 @@ def run_end_to_end(
         rounds: how many interleaved rounds; medians are reported
         progress: shows the progress
     """
-    options = {} if profile is None else {"profile": profile}
+    options: dict[str, Any] = {} if profile is None else {"profile": profile}
     pruner = build(method, keep=keep, **options)
     return [
         _measured(backbone, scorer, count, pruner, size, rounds, progress)

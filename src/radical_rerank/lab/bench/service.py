@@ -30,7 +30,10 @@ from radical_rerank.reranking import Reranker
 from radical_rerank.reranking.calibration import generated_list
 from radical_rerank.service.app import create_app
 from radical_rerank.service.backend import Local
+from radical_rerank.service.capacity import Outcome, simulate
 from radical_rerank.service.settings import Settings
+
+LOAD = 2.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class ServiceResult:
         unloaded: median seconds of a single request
         loaded: 95th percentile of the seconds of accepted requests at twice the load
         statuses: HTTP statuses at twice the load, with their counts
+        predicted: what `radical plan` computes for this load
         requests: requests over which memory was measured
         megabytes: growth of resident memory over these requests, after the first tenth
     """
@@ -50,6 +54,7 @@ class ServiceResult:
     unloaded: float
     loaded: float
     statuses: dict[int, int]
+    predicted: Outcome
     requests: int
     megabytes: float
 
@@ -90,6 +95,7 @@ def run_service(
         alone,
         accepted[int(0.95 * len(accepted))] if accepted else float("nan"),
         dict(Counter(status for status, _ in spent)),
+        simulate(alone, LOAD / alone),
         requests,
         gained,
     )
@@ -132,7 +138,7 @@ def closed_loop(http: httpx.Client, work: Sequence[dict[str, Any]], clients: int
 
 
 def _open_loop(http: httpx.Client, candidates: int, seconds: float) -> tuple[float, list[tuple[int, float]]]:
-    """Send requests at twice the rate that the service can answer.
+    """Send requests at `LOAD` times the rate that the service can answer.
 
     Returns the median seconds of a single request, and (status, seconds) of each request under load.
     """
@@ -150,7 +156,7 @@ def _open_loop(http: httpx.Client, candidates: int, seconds: float) -> tuple[flo
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             futures.append(pool.submit(ask, draw.choice(work)))
-            time.sleep(draw.expovariate(2 / alone))
+            time.sleep(draw.expovariate(LOAD / alone))
         return alone, [future.result() for future in futures]
 
 

@@ -129,7 +129,8 @@ class SceneTraining(Training):
     def _moved(self) -> Tensor:
         """Return how far words are from where the vision encoder learned to find them."""
         words = self.model.get_input_embeddings().weight[self.words]
-        return ((words - self.anchor) ** 2).sum(-1).mean()
+        moved: Tensor = ((words - self.anchor) ** 2).sum(-1).mean()
+        return moved
 
     def _absence_loss(self) -> tuple[Tensor, dict[str, float]]:
         """Return the loss of lists that lack some of the scenes that are asked for."""
