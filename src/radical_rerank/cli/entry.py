@@ -308,7 +308,7 @@ def tune(
     limit: Annotated[int, typer.Option(min=2, help="Lists to compare schedules on.")] = 48,
     promise: Annotated[
         int, typer.Option(min=0, help="Lists for the promise of --agreement; 0: make none.")
-    ] = 400,
+    ] = 1000,
     flops: Annotated[
         list[float] | None, typer.Option(help="The budgets, as parts of Dense's arithmetic.")
     ] = None,

@@ -244,6 +244,7 @@ class PruningReport:
         tokens_per_layer: text and visual tokens in each layer
         macs, macs_dense, kv_bytes, kv_bytes_dense: costs with and without pruning
         macs_reused: what of `macs` an earlier prompt over the same candidates had already computed
+        tokens_before_query: of the prompt; what other queries over the same candidates share
         flops_saved, kv_saved: the fractions that pruning saved
         seconds: preprocess, vision, prior (once per list), selection (at the stages), decoder, scoring.
             Lists of one batch share its time equally
@@ -278,6 +279,7 @@ class PruningReport:
     images: list[list[int]]
     prompts: int = 1
     macs_reused: int = 0
+    tokens_before_query: int = 0
 
     @property
     def visual_tokens_left(self) -> int:
@@ -381,6 +383,7 @@ def make_report(
         blocks=blocks,
         images=[[len(feature.tokens) for feature in own] for own in features],
         macs_reused=macs(known, shape),
+        tokens_before_query=min(layout.query, default=0),
     )
 
 

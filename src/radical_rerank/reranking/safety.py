@@ -1,8 +1,9 @@
 """A promise about the order: rank cheaply, and again with more tokens where the result is not safe.
 
 The margin of a ranking is the difference of its two best scores. A list whose margin is below a threshold is
-ranked again. The threshold comes from conformal risk control on lists without labels: for lists drawn like
-them, the best document differs from Dense's in at most 1 − agreement of all lists.
+ranked again. The threshold comes from risk control on lists without labels, as in conformal prediction: for
+lists drawn like them, the best document is Dense's in at least the promised share of all lists. Plain
+conformal risk control promises that on average over calibrations; this one holds in 95% of all calibrations.
 """
 
 from __future__ import annotations
@@ -10,9 +11,33 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from radical_rerank.errors import CalibrationError
+
+SURE = 0.95
+"""the share of calibrations in which a promise holds"""
+
+
+@lru_cache
+def allowed_losses(n: int, agreement: float, sure: float = SURE) -> int:
+    """Return how many of n lists may be lost: the most k with P(Binomial(n, 1 − agreement) ≤ k) ≤ 1 − sure.
+
+    If more lists were lost in truth than promised, so few would be seen in only 1 − sure of all samples.
+    It is -1 if n lists cannot promise it.
+
+    Example:
+        >>> allowed_losses(298, 0.99), allowed_losses(299, 0.99), allowed_losses(1000, 0.99)
+        (-1, 0, 4)
+    """
+    tail, k = agreement**n, -1
+    term = tail
+    while tail <= 1 - sure + 1e-12 and k < n:
+        k += 1
+        term *= (n - k) / (k + 1) * (1 - agreement) / agreement
+        tail += term
+    return k
 
 
 def margin(scores: Sequence[float]) -> float:
@@ -36,7 +61,8 @@ class Safety:
 
     Args:
         small, large: the parts of Dense's arithmetic that they may cost; large = 1 is Dense itself
-        small_cost, large_cost: the parts that they did cost
+        small_cost, large_cost: the parts that they did cost; of the large one, what the small one had not
+            computed
         margins: of the small one, all n, ascending
         wrong: those of lists where its best document is not Dense's, ascending
         large_wrong: how often the large one's is not
@@ -44,8 +70,8 @@ class Safety:
     Example:
         >>> seen = [Observed(0.1, False, True), *[Observed(1.0 + i, True, True) for i in range(399)]]
         >>> safety = Safety.of(seen, (0.1, 1.0), (0.1, 1.0))
-        >>> safety.threshold(0.995), safety.threshold(0.99), safety.threshold(0.999)
-        (0.0, 0.0, None)
+        >>> safety.threshold(0.98), safety.threshold(0.99), safety.threshold(0.999)
+        (0.0, 1.0, None)
     """
 
     small: float
@@ -82,15 +108,14 @@ class Safety:
         """Return the least threshold that promises this agreement; None if these lists cannot promise it.
 
         A list counts as lost if it passes with another best document than Dense's, or if the large ranking
-        has another one. The number of lost lists falls as the threshold rises, so (lost + 1) / (n + 1) at the
-        threshold bounds the expected share of the next lists (conformal risk control with a loss of 0 or 1).
+        has another one. The number of lost lists falls as the threshold rises, so the least threshold at
+        which the binomial bound holds controls the risk (risk-controlling prediction sets).
         """
-        n = len(self.margins)
-        allowed = (1 - agreement) * (n + 1) - 1 + 1e-9 - self.large_wrong
+        allowed = allowed_losses(len(self.margins), agreement) - self.large_wrong
         if allowed < 0:
             return None
         # All wrong lists but the `allowed` ones with the largest margins must be ranked again.
-        rank_again = len(self.wrong) - int(allowed)
+        rank_again = len(self.wrong) - allowed
         if rank_again <= 0:
             return 0.0
         limit = self.wrong[rank_again - 1]

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from radical_rerank.errors import InputError
-from radical_rerank.method import Schedule, arithmetic, counts_within
+from radical_rerank.method import Schedule, arithmetic, counts_within, macs
 from radical_rerank.progress import Progress, silent
 from radical_rerank.pruning import Dense, Profile, Pruner, RaDiCal, TunedSchedule
 from radical_rerank.reranking.safety import Observed, Safety, margin
@@ -34,10 +34,16 @@ MOST_LAYERS = 3
 
 @dataclass(frozen=True)
 class Ranked:
-    """One list, ranked in one way. scores: by document; cost: multiply-accumulates"""
+    """One list, ranked in one way.
+
+    scores: by document
+    cost: multiply-accumulates
+    shared: tokens before the query, whose first layers a second ranking need not compute
+    """
 
     scores: Sequence[float]
     cost: int
+    shared: int = 0
 
     @classmethod
     def of(cls, ranking: Ranking) -> Ranked:
@@ -45,7 +51,8 @@ class Ranked:
         scores = [0.0] * len(ranking)
         for one in ranking:
             scores[one.index] = one.score
-        return cls(scores, sum(report.macs for report in ranking.reports))
+        reports = ranking.reports
+        return cls(scores, sum(one.macs for one in reports), sum(one.tokens_before_query for one in reports))
 
     @property
     def best(self) -> int:
@@ -166,22 +173,39 @@ class Tuner:
             for one in progress(schedules, f"the promise, on {len(self.lists)} lists")
         }
         ranked[1.0] = dense
+        first = {one.flops: one.layers[0] for one in schedules} | {1.0: 0}  # Dense starts anew
         return [
-            _seen(dense, (small, ranked[small]), (large, ranked[large]))
+            _seen(
+                dense,
+                (small, ranked[small]),
+                (large, ranked[large]),
+                reused=self._reused(dense, min(first[small], first[large])),
+            )
             for small, large in combinations(sorted(ranked), 2)
         ]
 
+    def _reused(self, lists: Sequence[Ranked], depth: int) -> int:
+        """What a second ranking need not compute: the first `depth` layers of the tokens that are shared."""
+        layers = range(self.shape.num_layers)
+        return sum(
+            macs([one.shared if layer < depth else 0 for layer in layers], self.shape) for one in lists
+        )
+
 
 def _seen(
-    dense: Sequence[Ranked], small: tuple[float, Sequence[Ranked]], large: tuple[float, Sequence[Ranked]]
+    dense: Sequence[Ranked],
+    small: tuple[float, Sequence[Ranked]],
+    large: tuple[float, Sequence[Ranked]],
+    *,
+    reused: int,
 ) -> Safety:
     observed = [
         Observed(margin(a.scores), a.best == d.best, b.best == d.best)
         for a, b, d in zip(small[1], large[1], dense, strict=True)
     ]
     whole = sum(one.cost for one in dense)
-    costs = [sum(one.cost for one in ranked) / whole for _, ranked in (small, large)]
-    return Safety.of(observed, (small[0], large[0]), (costs[0], costs[1]))
+    costs = sum(one.cost for one in small[1]), sum(one.cost for one in large[1]) - reused
+    return Safety.of(observed, (small[0], large[0]), (costs[0] / whole, costs[1] / whole))
 
 
 def _longer(schedule: Schedule, layers: Sequence[int]) -> list[Schedule]:

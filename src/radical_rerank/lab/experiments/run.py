@@ -11,6 +11,7 @@ from radical_rerank.lab.experiments import studies
 from radical_rerank.lab.experiments.costs import costs
 from radical_rerank.lab.experiments.definitions import EXPERIMENTS
 from radical_rerank.lab.experiments.position import position
+from radical_rerank.lab.experiments.promise import promise
 from radical_rerank.lab.experiments.setup import Setup
 from radical_rerank.lab.paper import KEEPS, SEEDS, published
 from radical_rerank.lab.plots import bars, curves, pareto
@@ -42,6 +43,7 @@ STUDIES: dict[str, Study] = {
     "diagnose": Study("reliability z_l and entropy, layer by layer", studies.diagnosis),
     "position": Study("the slot of the match, with one order of the candidates and several", position),
     "costs": Study("all methods at the same arithmetic", costs),
+    "promise": Study("a promise about the best document, on fresh lists", promise),
     "cases": Study("which tokens each method keeps, as pictures", studies.cases),
 }
 """the experiments that are more than a list of settings, by name"""
