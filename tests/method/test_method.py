@@ -65,6 +65,13 @@ def test_uniqueness_and_relevance_token_by_token() -> None:
         assert float(exact[i]) == pytest.approx(1 - nearest, abs=1e-6)
     assert (relevant == 0).any()
     torch.testing.assert_close(discriminative_importance(tokens, query, owner), unique * relevant)
+    words = torch.randn(4, 12, generator=torch.Generator().manual_seed(10))
+    nearest_word = query_relevance(tokens, words, signed=True)
+    for i, token in enumerate(tokens):
+        assert float(nearest_word[i]) == pytest.approx(max(cosine(token, word) for word in words), abs=1e-6)
+    torch.testing.assert_close(
+        discriminative_importance(tokens, words, owner, signed=True), unique * nearest_word
+    )
     torch.testing.assert_close(discriminative_importance(tokens, query, owner, exact=True), exact * relevant)
 
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from radical_rerank import Reranker, generated_list
 from radical_rerank.cli import main
 from radical_rerank.errors import InputError
 from radical_rerank.method import Schedule
-from radical_rerank.pruning import Profile, RaDiCal, TunedSchedule
+from radical_rerank.pruning import Look, Profile, RaDiCal, TunedSchedule
 from radical_rerank.reranking import tuning
 from radical_rerank.reranking.tuning import Ranked, Tuner, divergence
 
@@ -102,3 +103,37 @@ def test_the_command_tunes_and_the_profile_is_used(
     report = Reranker("scenes", RaDiCal(flops=0.3, profile=profile)).rank(query, images).report
     assert report is not None
     assert [stage.layer for stage in report.stages] == list(tuned.layers)
+
+
+def test_a_budget_uses_the_relevance_that_was_tuned(tuner: Tuner) -> None:
+    def survivors(pruner: RaDiCal) -> list[list[int]]:
+        query, images = tuner.lists[0]
+        report = tuner.reranker.with_pruner(pruner).rank(query, images).report
+        assert report is not None
+        return report.stages[-1].survivors
+
+    by_relevance = {}
+    for relevance in ("mean", "words"):
+        one = TunedSchedule(0.25, (0,), (1.0,), relevance=relevance)
+        by_relevance[relevance] = survivors(tuner.pruner(one, alpha=1.0))
+        given = RaDiCal(flops=0.25, layers=(0,), alpha=1.0, relevance=relevance, profile=tuner.profile)
+        assert survivors(given) == by_relevance[relevance]
+        assert survivors(replace(tuner.pruner(one, alpha=1.0), relevance="mean")) == by_relevance["mean"]
+    assert by_relevance["mean"] != by_relevance["words"]
+    with pytest.raises(InputError, match="mean, words"):
+        RaDiCal(relevance="letters")
+
+
+def test_pairs_share_a_budget_by_words_too(tuner: Tuner) -> None:
+    vision = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.7, 0.7], [0.7, -0.7]])
+    words = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    look = Look(vision, torch.tensor([0, 0, 1, 1]), words.mean(dim=0), 2, words)
+    pruner = RaDiCal(keep=0.5, layers=(1,), alpha=1.0, least=0.0, prior="relevance")
+    stages = pruner.stages(4)
+    by_mean, by_words = (
+        replace(pruner, relevance=relevance).pool(lambda: look, stages) for relevance in ("mean", "words")
+    )
+    assert by_mean is not None
+    assert by_words is not None
+    assert [list(share.counts.values()) for share in by_mean] == [[1], [1]]
+    assert [list(share.counts.values()) for share in by_words] == [[2], [0]]

@@ -61,12 +61,13 @@ def _show_prefill(result: PrefillResult) -> None:
             f"{method.speedup.median / method.predicted:.3f}",
             str(method.efficiency),
             "" if method.over_random is None else str(method.over_random),
+            f"{method.scoring:.3f}",
             str(method.visual_tokens_left),
         )
         for method in result.methods
     ]
     heads = ["method", "s", "speed-up", "predicted", "speed-up / predicted", "efficiency"]
-    heads += ["over Random", "tokens left"]
+    heads += ["over Random", "scoring / dense", "tokens left"]
     print_table(heads, lines, f"prefill, {asdict(result.shape)}, {result.device}, {result.threads} threads")
     log.info(
         "dense: %.2f s; with hooks and keep = 1: %s of the stock model", result.dense_seconds, result.hooks

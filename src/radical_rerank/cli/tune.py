@@ -11,7 +11,7 @@ from radical_rerank import progress as bars
 from radical_rerank.cli.common import log, print_json, print_table
 from radical_rerank.errors import InputError
 
-HEADS = ("arithmetic", "before layers", "tokens left", "nucleus", "KL to Dense", "same best")
+HEADS = ("arithmetic", "before layers", "tokens left", "relevance", "nucleus", "KL to Dense", "same best")
 AGREEMENTS = (0.95, 0.98, 0.99, 0.995)
 """shown in the table of promises"""
 
@@ -66,6 +66,7 @@ def tune_model(
             f"{one.flops:.0%}",
             ", ".join(map(str, one.layers)),
             ", ".join(f"r^{e:.2f}" for e in one.exponents),
+            one.relevance,
             "–" if one.nucleus is None else f"{one.nucleus:.4f}",
             f"{one.kl:.4f}",
             f"{one.agreement:.1%}",

@@ -43,6 +43,7 @@ class TableRow:
         average_tokens: tokens per layer
         flops_saved, kv_saved: savings of the decoder's arithmetic and of its key-value cache
         seconds: median time per list
+        scoring: the part of it in which the method scores and chooses tokens
         paper: the paper's MRR@10
         graded: some pictures are more relevant than others
         seeds_used: the seeds
@@ -74,6 +75,7 @@ class TableRow:
     seeds_used: tuple[int, ...] = ()
     unreadable: int = 0
     cut: int = 0
+    scoring: float = 0.0
 
 
 def summarize(records: Iterable[dict[str, Any]], paper: Mapping[str, float] | None = None) -> list[TableRow]:
@@ -109,6 +111,10 @@ def summarize(records: Iterable[dict[str, Any]], paper: Mapping[str, float] | No
         _check_one_run(name, group)
     scores = {key: per_query(group, "MRR@10") for key, group in groups.items()}
     return [_row(key, groups, scores, (paper or {}).get(key[0])) for key in groups]
+
+
+def _scoring(seconds: Mapping[str, float]) -> float:
+    return seconds.get("prior", 0.0) + seconds.get("selection", 0.0)
 
 
 def _row(
@@ -147,6 +153,7 @@ def _row(
         flops_saved=_mean(group, "flops_saved"),
         kv_saved=_mean(group, "kv_saved"),
         seconds=float(np.median([sum(record["seconds"].values()) for record in group])),
+        scoring=float(np.median([_scoring(record["seconds"]) for record in group])),
         paper=paper,
         graded=any(grade > 1 for record in group for grade in record["relevant"].values()),
         seeds_used=seeds,
@@ -249,6 +256,7 @@ def _columns(rows: Sequence[TableRow]) -> Iterator[Column]:
     yield "FLOPs saved", lambda row: f"{100 * row.flops_saved:.1f}%"
     yield "KV saved", lambda row: f"{100 * row.kv_saved:.1f}%"
     yield "s / list", lambda row: f"{row.seconds:.3f}"
+    yield "scoring s", lambda row: f"{row.scoring:.3f}"
     if any(row.paper is not None for row in rows):
         yield "paper", lambda row: "" if row.paper is None else f"{row.paper:.2f}"
 

@@ -44,16 +44,21 @@ def exact_uniqueness(tokens: Tensor, candidate_of: Tensor) -> Tensor:
 def query_relevance(tokens: Tensor, query: Tensor, *, signed: bool = False) -> Tensor:
     """QRel(t, q) = max(cos(t, q_emb), 0).
 
-    tokens: (V, d), query: (d,) -> (V,) in [0, 1]. signed: the cosine itself, in [-1, 1].
+    tokens: (V, d), query: (d,) -> (V,) in [0, 1]. signed: the cosine itself, in [-1, 1]. If the query is
+    (words, d), the largest of a token's cosines counts.
     """
     cosine = _cosines(tokens, query)
     return cosine if signed else cosine.clamp(min=0)
 
 
 def _cosines(tokens: Tensor, direction: Tensor) -> Tensor:
-    """(V, d), (d,) -> (V,). Divides by the lengths last, so that no second (V, d) is needed."""
+    """(V, d), (d,) -> (V,). Divides by the lengths last, so that no second (V, d) is needed.
+
+    direction: or (n, d), of which the nearest counts
+    """
     tokens = tokens.float()
-    along = tokens @ normalize(direction.float(), dim=0)
+    unit = normalize(direction.float(), dim=-1)
+    along = tokens @ unit if unit.ndim == 1 else (tokens @ unit.T).amax(dim=1)
     lengths: Tensor = torch.linalg.vector_norm(tokens, dim=-1)
     return along / lengths.clamp(min=1e-12)
 
@@ -63,8 +68,8 @@ def discriminative_importance(
 ) -> Tensor:
     """DTI(t) ∝ CCU(t) · QRel(t, q): fits the query *and* sets its candidate apart.
 
-    tokens: (V, d), query: (d,), candidate_of: (V,) -> (V,), not yet normalised. signed: with the cosine
-    itself for QRel, so that tokens that do not fit are ordered, too.
+    tokens: (V, d), query: (d,) or (words, d), candidate_of: (V,) -> (V,), not yet normalised. signed: with
+    the cosine itself for QRel, so that tokens that do not fit are ordered, too.
     """
     unique = uniqueness_of(tokens, candidate_of, exact=exact)
     return unique * query_relevance(tokens, query, signed=signed)
@@ -75,7 +80,7 @@ def signed_prior(
 ) -> Tensor:
     """The prior "dti", "relevance" or "uniqueness" of every token, without the cut at zero.
 
-    tokens: (V, d), query: (d,), candidate_of: (V,) -> (V,).
+    tokens: (V, d), query: (d,) or (words, d), candidate_of: (V,) -> (V,).
     """
     if kind == "relevance":
         return query_relevance(tokens, query, signed=True)

@@ -252,12 +252,14 @@ class Look:
     vision: (V, d), candidate_of: (V,), query_embedding: (d,)
     count: the number of candidates, some of which may have no tokens; by default the last one has some.
         For `resize`, every picture counts as a candidate
+    query_words: (words, d), whose mean is the embedding
     """
 
     vision: Tensor
     candidate_of: Tensor
     query_embedding: Tensor
     count: int = 0
+    query_words: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not self.count:

@@ -44,6 +44,7 @@ class TunedSchedule:
     layers, exponents: as in `method.Schedule`
     nucleus: the share of the score that a stage keeps for this cost on average; None: not measured
     kl: KL(Dense ‖ pruned), mean over lists; agreement: how often both have the same best document
+    relevance: what relevance was measured with, see `RaDiCal`
     """
 
     flops: float
@@ -53,6 +54,7 @@ class TunedSchedule:
     kl: float = 0.0
     agreement: float = 0.0
     lists: int = 0
+    relevance: str = "mean"
 
     @property
     def schedule(self) -> Schedule:

@@ -57,6 +57,8 @@ class RaDiCal(Pruner):
         nucleus: each stage keeps the smallest set of tokens that holds this share of the score, so that easy
             lists cost less; "auto", with `flops`: the tuned share that costs this much on average
         prior: "dti", "relevance", "uniqueness" or "random"
+        relevance: "mean", cos with the mean embedding of the query's words, or "words", the largest cosine
+            with one of them. None: "mean", or with `flops` what the tuned schedule has
         uniqueness: "prototype", O(Vd), or "exact", by the nearest token of another candidate, O(V²d)
         saliency: "information" (AttentionInfo) or "attention" (the text-averaged attention p)
         fusion: "geometric" or "arithmetic"
@@ -93,6 +95,7 @@ class RaDiCal(Pruner):
     flops: float | None = None
     nucleus: float | Literal["auto"] | None = None
     prior: str = "dti"
+    relevance: str | None = None
     uniqueness: str = "prototype"
     saliency: str = "information"
     fusion: str = "geometric"
@@ -109,12 +112,13 @@ class RaDiCal(Pruner):
         for name, value, known in (
             ("strategy", self.strategy, STRATEGIES),
             ("prior", self.prior, ("dti", "relevance", "uniqueness", "random")),
+            ("relevance", self.relevance, (None, "mean", "words")),
             ("uniqueness", self.uniqueness, ("prototype", "exact")),
             ("saliency", self.saliency, ("information", "attention")),
             ("fusion", self.fusion, FUSIONS),
         ):
             if value not in known:
-                raise InputError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+                raise InputError(f"{name} must be one of {', '.join(filter(None, known))}, not {value!r}")
         if self.alpha is not None and not 0 <= self.alpha <= 1:
             raise InputError(f"alpha must lie in [0, 1], not {self.alpha!r}")
         if not 0 <= self.least <= 1:
@@ -288,12 +292,22 @@ class RaDiCal(Pruner):
             draw = torch.Generator().manual_seed(seed)
             return torch.rand(len(view.candidate_of), generator=draw).to(view.alive.device)
         exact = self.uniqueness == "exact"
-        return view.once(
-            "prior",
-            lambda: signed_prior(
-                self.prior, view.vision, view.query_embedding, view.candidate_of, exact=exact
-            ),
-        )
+        words = self._reads_words
+
+        def prior() -> Tensor:
+            query = view.query_words if words else view.query_embedding
+            return signed_prior(self.prior, view.vision, query, view.candidate_of, exact=exact)
+
+        return view.once("prior", prior)
+
+    @property
+    def _reads_words(self) -> bool:
+        """Whether relevance looks at single words."""
+        chosen = self.relevance
+        if chosen is None and self.flops is not None and self.layers is None and self.profile is not None:
+            tuned = self.profile.tuned(self.flops)
+            chosen = None if tuned is None else tuned.relevance
+        return chosen == "words"
 
     def pool(self, look: Callable[[], Look], stages: Sequence[Stage]) -> list[Share] | None:
         """Give each candidate of a pointwise list as much of the list's budget as its tokens' prior earns.
@@ -315,7 +329,10 @@ class RaDiCal(Pruner):
             return [Share(seen.vision[:, 0], dict.fromkeys(stages, 0)) for _ in sizes]
         kind = self.prior if sum(map(bool, sizes)) > 1 else self.for_single_image().prior
         exact = self.uniqueness == "exact"
-        prior = signed_prior(kind, seen.vision, seen.query_embedding, seen.candidate_of, exact=exact)
+        query = seen.query_embedding
+        if self._reads_words and seen.query_words is not None:
+            query = seen.query_words
+        prior = signed_prior(kind, seen.vision, query, seen.candidate_of, exact=exact)
         counts = list_counts(stages, len(prior))
         least = [int(self.least * counts[-1] * size / len(prior)) for size in sizes]
         allotted = zip(*allot(prior, seen.candidate_of, counts, torch.tensor(least)), strict=True)

@@ -777,7 +777,7 @@ class Reranker:
         sizes = torch.tensor([len(feature.tokens) for feature in images], dtype=torch.long)
         vision = torch.cat([words[:0], *(feature.tokens for feature in images)])
         owner = torch.tensor(owners, dtype=torch.long).repeat_interleave(sizes).to(vision.device)
-        return Look(vision, owner, query, len(images) if by_image else len(work.candidates))
+        return Look(vision, owner, query, len(images) if by_image else len(work.candidates), words)
 
     # The settings in use.
 

@@ -30,6 +30,7 @@ BEAM = 3
 EXPONENTS = (0.3, 0.6)
 """how much of the cut a layer does that is added before another one"""
 MOST_LAYERS = 3
+RELEVANCES = ("mean", "words")
 
 
 @dataclass(frozen=True)
@@ -123,26 +124,33 @@ class Tuner:
     def search(self, flops: float, progress: Progress = silent) -> TunedSchedule:
         """Find the schedule that keeps Dense's order best at a part of its arithmetic.
 
-        A beam search: single layers first, then one more layer before or after those of the best. All are
-        tried on a few lists, and the best of all on all lists.
+        A beam search: single layers first, with both kinds of relevance, then one more layer before or after
+        those of the best. All are tried on a few lists, and the best of all on all lists.
         """
         self.dense()
         look = min(FIRST_LOOK, len(self.lists))
-        tried: dict[Schedule, TunedSchedule] = {}
-        front = [Schedule((layer,), (1.0,)) for layer in self.profile.layers]
-        front.append(replace(self.profile, schedules=()).schedule(flops, self.shape.num_layers))
+        tried: dict[tuple[Schedule, str], TunedSchedule] = {}
+        first = [Schedule((layer,), (1.0,)) for layer in self.profile.layers]
+        first.append(replace(self.profile, schedules=()).schedule(flops, self.shape.num_layers))
+        front = [(one, relevance) for one in first for relevance in RELEVANCES]
         for _ in range(MOST_LAYERS):
-            new = [one for one in dict.fromkeys(front) if one not in tried and self.reachable(one, flops)]
-            for one in progress(new, f"schedules for {flops:.0%} of the arithmetic"):
-                tried[one] = self.measure(TunedSchedule(flops, one.layers, one.exponents), look)
+            fresh = (one for one in dict.fromkeys(front) if one not in tried)
+            new = [one for one in fresh if self.reachable(one[0], flops)]
+            for one, relevance in progress(new, f"schedules for {flops:.0%} of the arithmetic"):
+                wanted = TunedSchedule(flops, one.layers, one.exponents, relevance=relevance)
+                tried[one, relevance] = self.measure(wanted, look)
             best = sorted(tried.values(), key=lambda one: one.kl)[:BEAM]
-            front = [longer for one in best for longer in _longer(one.schedule, self.profile.layers)]
+            front = [
+                (longer, one.relevance)
+                for one in best
+                for longer in _longer(one.schedule, self.profile.layers)
+            ]
         if not tried:
             raise InputError(f"no schedule of this model costs {flops:.0%} of the arithmetic of these lists")
-        best = sorted(tried.values(), key=lambda one: one.kl)[: 2 * BEAM]
+        finalists = sorted(tried.values(), key=lambda one: one.kl)[: 2 * BEAM]
         measured = [
             self.measure(one)
-            for one in progress(best, f"the best for {flops:.0%}, on {len(self.lists)} lists")
+            for one in progress(finalists, f"the best for {flops:.0%}, on {len(self.lists)} lists")
         ]
         return min(measured, key=lambda one: one.kl)
 

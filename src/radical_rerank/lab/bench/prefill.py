@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from copy import copy, deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ PROMPT_SHAPES: dict[str, Callable[[int], Shape]] = {
     "small": lambda width: Shape(num_layers=12, candidates=10, rows=9, columns=10, text=100, width=width),
 }
 """shapes by name, for a hidden size"""
+SCORED = 3
+"""runs at most whose median is a method's scoring time"""
 QUERY = 40
 """text tokens after the last candidate"""
 
@@ -66,6 +69,7 @@ class MethodResult:
         efficiency: the schedule's layers alone / method
         over_random: method / Random with the same schedule, for RaDiCal
         visual_tokens_left: visual tokens at the end
+        scoring: the method's own part of its time over the time of the stock model: scoring and choosing
     """
 
     method: str
@@ -76,6 +80,7 @@ class MethodResult:
     efficiency: Ratio
     over_random: Ratio | None
     visual_tokens_left: int
+    scoring: float
 
 
 @dataclass(frozen=True)
@@ -205,10 +210,11 @@ class Bench:
         logits: torch.Tensor = self.model(**self.inputs, logits_to_keep=1, use_cache=False).logits
         return logits
 
-    def pruned(self, pruner: Pruner) -> None:
-        """Run the model with a pruning method."""
-        with pruner.on(self.model, self.layout, [self.signals]):
+    def pruned(self, pruner: Pruner) -> float:
+        """Run the model with a pruning method. Returns the seconds in which it scores and chooses tokens."""
+        with pruner.on(self.model, self.layout, [self.signals]) as run:
             self.forward()
+        return run.seconds["selection"]  # the prior's time is part of it
 
     def one_row(self, pruner: Pruner) -> None:
         """Run the model with a pruning method, and its last layer for the last row only."""
@@ -272,6 +278,10 @@ def run_prefill(
     bench = Bench(shape, device)
     pruners = {(name, keep): _pruner(shape, name, keep) for name, keep in methods}
     counts = {pair: bench.counts(pruner) for pair, pruner in pruners.items()}
+    scoring = {
+        pair: median(bench.pruned(pruner) for _ in range(min(SCORED, rounds)))
+        for pair, pruner in pruners.items()
+    }
     times = _times(bench, pruners, counts, rounds, progress)
     return PrefillResult(
         shape=shape,
@@ -280,7 +290,7 @@ def run_prefill(
         dense_seconds=times.median("stock"),
         hooks=times.ratio("hooks", "stock"),
         one_row=times.ratio("one row", _label(*next(iter(pruners)))),
-        methods=[_result(bench, pair, counts, times) for pair in pruners],
+        methods=[_result(bench, pair, counts, times, scoring[pair]) for pair in pruners],
         stages=bench.stage_memory(_pruner(shape, "radical", 0.2)),
         seconds=times.seconds,
     )
@@ -332,7 +342,11 @@ def _times(
 
 
 def _result(
-    bench: Bench, pair: tuple[str, float], counts: dict[tuple[str, float], list[int]], times: StepTimes
+    bench: Bench,
+    pair: tuple[str, float],
+    counts: dict[tuple[str, float], list[int]],
+    times: StepTimes,
+    scoring: float,
 ) -> MethodResult:
     """Return the measurements of one method. pair: its name and budget"""
     name, keep = pair
@@ -349,4 +363,5 @@ def _result(
         efficiency=times.ratio(f"{label}, bare", label),
         over_random=times.ratio(label, _label("random", keep)) if compared else None,
         visual_tokens_left=counts[pair][-1] - text,
+        scoring=scoring / times.median("stock"),
     )
