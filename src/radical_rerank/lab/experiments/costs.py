@@ -73,7 +73,7 @@ def _cells(setup: Setup, data: Dataset, saved: float) -> list[Cell]:
         Cell(f"RaDiCal, {saved:.0%} saved", "radical", options={"flops": flops}),
         Cell(f"RaDiCal, nucleus, {saved:.0%} saved", "radical", options={"flops": flops, "nucleus": "auto"}),
     ]
-    titles = {"radical": "RaDiCal as in the paper", **TITLES}
+    titles = {**TITLES, "radical": "RaDiCal as in the paper"}
     for name in ("radical", *OTHERS):
         keep = keep_at(setup, data, name, flops)
         if keep is not None:

@@ -10,6 +10,7 @@ from typing import Any
 from radical_rerank.lab.experiments import studies
 from radical_rerank.lab.experiments.costs import costs
 from radical_rerank.lab.experiments.definitions import EXPERIMENTS
+from radical_rerank.lab.experiments.nucleus import nucleus
 from radical_rerank.lab.experiments.position import position
 from radical_rerank.lab.experiments.promise import promise
 from radical_rerank.lab.experiments.setup import Setup
@@ -43,6 +44,7 @@ STUDIES: dict[str, Study] = {
     "diagnose": Study("reliability z_l and entropy, layer by layer", studies.diagnosis),
     "position": Study("the slot of the match, with one order of the candidates and several", position),
     "costs": Study("all methods at the same arithmetic", costs),
+    "nucleus": Study("a share of the score instead of a number of tokens", nucleus),
     "promise": Study("a promise about the best document, on fresh lists", promise),
     "cases": Study("which tokens each method keeps, as pictures", studies.cases),
 }
