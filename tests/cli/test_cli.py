@@ -281,3 +281,18 @@ def test_rank_shows_probabilities_and_says_that_nothing_fits(
     data = json.loads(out)
     assert data["results"] == []
     assert 0 < data["confidence"] < 1
+
+
+def test_rank_takes_a_budget_in_other_terms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for number, image in enumerate(generated_list(0, candidates=12)[1]):
+        paths.append(str(tmp_path / f"{number}.png"))
+        image.save(paths[-1])
+    code, out, _ = run(capsys, "rank", "a red star", *paths, "--model", "scenes", "--flops", "0.4", "--json")
+    assert code == 0
+    assert json.loads(out)["totals"]["flops_saved"] == pytest.approx(0.6, abs=0.02)
+    code, _, err = run(
+        capsys, "rank", "a red star", *paths, "--model", "scenes", "--flops", "0.4", "--keep", "0.2"
+    )
+    assert code == 2
+    assert "keep and flops are two budgets" in err

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from radical_rerank import Query, Ranking, Reranker
 from radical_rerank.backbones import Backbone
-from radical_rerank.backbones.prefix import Prefix
+from radical_rerank.backbones.engine import Prefix
 from radical_rerank.embedded.scenes.lists import make_list
 from radical_rerank.method import macs
 from radical_rerank.pruning import RaDiCal, Random
@@ -95,7 +95,8 @@ def test_two_parts_compute_what_one_does(family: str, depth: int) -> None:
 class Known(dict[Any, Any]):
     """States without a limit."""
 
-    def put(self, key: Any, value: Any) -> None:
+    def keep(self, key: Any, value: Any, size: int) -> None:
+        assert size == value.nbytes
         self[key] = value
 
 

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -162,10 +162,8 @@ def rank(
     """Rank pictures, pages and texts by how well they match a query."""
     from radical_rerank.reranking import Query, Reranker
 
-    files = [*documents, *(query_image or ()), *([reference] if reference else [])]
-    missing = [file for file in files if len(file.split()) < 2 and not Path(file).exists()]
-    if missing and on_error == "raise":  # before a large model is loaded for nothing
-        raise InputError(f"{missing[0]} does not exist")
+    if on_error == "raise":  # before a large model is loaded for nothing
+        _check_exist([*documents, *(query_image or ()), *([reference] if reference else [])])
     reranker = Reranker(
         model,
         method,
@@ -220,10 +218,14 @@ def rank(
             f"saved; {sum(totals.seconds.values()):.2f} s"
         )
     if agreement is not None:
-        console.print(
-            f"promised: for lists like those of `radical tune`, the best document is the same as without "
-            f"pruning in {agreement:.1%} of all"
-        )
+        console.print(f"promised: the same best document in {agreement:.1%} of lists like the tuning's")
+
+
+def _check_exist(documents: Iterable[str]) -> None:
+    """Raise an InputError if a file does not exist. Several words are a text."""
+    for document in documents:
+        if len(document.split()) < 2 and not Path(document).exists():
+            raise InputError(f"{document} does not exist")
 
 
 @app.command()

@@ -19,7 +19,7 @@ from radical_rerank.method import DecoderShape, keep_count, top_k
 from radical_rerank.pruning.profile import Profile
 
 if TYPE_CHECKING:
-    from radical_rerank.backbones.prefix import Prefix
+    from radical_rerank.backbones.engine import Prefix
 
 
 @dataclass(frozen=True)

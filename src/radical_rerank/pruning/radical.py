@@ -293,12 +293,16 @@ class RaDiCal(Pruner):
             return torch.rand(len(view.candidate_of), generator=draw).to(view.alive.device)
         exact = self.uniqueness == "exact"
         words = self._reads_words
-
-        def prior() -> Tensor:
-            query = view.query_words if words else view.query_embedding
-            return signed_prior(self.prior, view.vision, query, view.candidate_of, exact=exact)
-
-        return view.once("prior", prior)
+        return view.once(
+            "prior",
+            lambda: signed_prior(
+                self.prior,
+                view.vision,
+                view.query_words if words else view.query_embedding,
+                view.candidate_of,
+                exact=exact,
+            ),
+        )
 
     @property
     def _reads_words(self) -> bool:

@@ -32,7 +32,7 @@ from radical_rerank.reranking.pages import Page, pages_of
 
 if TYPE_CHECKING:
     from radical_rerank.backbones import Backbone, ImageFeatures, Pixels
-    from radical_rerank.backbones.prefix import PrefixState
+    from radical_rerank.backbones.engine import PrefixState  # noqa: F401, named as a string below
     from radical_rerank.pruning import Look, Pruner, VisionSignals
 
 MAX_PIXELS = 64_000_000
@@ -845,7 +845,7 @@ class BoundedCache(Generic[K, V]):
     bytes: int = field(default=0, init=False)
     hits: int = field(default=0, init=False)
     misses: int = field(default=0, init=False)
-    _entries: OrderedDict[K, V] = field(default_factory=OrderedDict, init=False)
+    _entries: OrderedDict[K, tuple[V, int]] = field(default_factory=OrderedDict, init=False)
     _lock: Lock = field(default_factory=Lock, init=False)
 
     def __len__(self) -> int:
@@ -857,46 +857,34 @@ class BoundedCache(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value of this key, or None."""
         with self._lock:
-            value = self._entries.get(key)
-            if value is None:
+            entry = self._entries.get(key)
+            if entry is None:
                 self.misses += 1
                 return None
             self.hits += 1
             self._entries.move_to_end(key)
-            return value
+            return entry[0]
 
-    def put(self, key: K, value: V) -> V:
+    def keep(self, key: K, value: V, size: int) -> None:
         """Keep a value, instead of an earlier one of this key; those used longest ago make room.
 
-        Returns:
-            The value as it is kept.
+        size: its bytes
         """
         with self._lock:
-            earlier = self._entries.pop(key, None)
-            if earlier is not None:
-                self.bytes -= self.size(earlier)
-            if self.size(value) > self.max_bytes:
-                return value
-            value = self._entries[key] = self.kept(value)
-            self.bytes += self.size(value)
+            self.bytes -= self._entries.pop(key, (None, 0))[1]
+            if size > self.max_bytes:
+                return
+            self._entries[key] = value, size
+            self.bytes += size
             while self.bytes > self.max_bytes:
-                _, oldest = self._entries.popitem(last=False)
-                self.bytes -= self.size(oldest)
-            return value
+                _, (_, oldest) = self._entries.popitem(last=False)
+                self.bytes -= oldest
 
     def clear(self) -> None:
         """Remove all values."""
         with self._lock:
             self._entries.clear()
             self.bytes = 0
-
-    def size(self, value: V) -> int:
-        """Return the bytes that a value takes."""
-        raise NotImplementedError
-
-    def kept(self, value: V) -> V:
-        """Return a value as it is to be kept."""
-        return value
 
 
 class VisionCache(BoundedCache[str, "ImageFeatures"]):
@@ -908,22 +896,23 @@ class VisionCache(BoundedCache[str, "ImageFeatures"]):
         (0, 0, 0)
     """
 
-    def size(self, value: ImageFeatures) -> int:
-        """Return the bytes of the features."""
-        signals = () if value.signals is None else (value.signals.attention, value.signals.keys)
-        return sum(tensor.nbytes for tensor in (value.tokens, *value.deepstack, *signals))
-
-    def kept(self, value: ImageFeatures) -> ImageFeatures:
-        """Return a copy: the features of a batch are views of one tensor."""
-        return _copied(value)
+    def put(self, key: str, features: ImageFeatures) -> ImageFeatures:
+        """Keep a copy of these features: those of a batch are views of one tensor. Returns what is used."""
+        size = _nbytes(features)
+        if size > self.max_bytes:
+            return features
+        copied = _copied(features)
+        self.keep(key, copied, size)
+        return copied
 
 
 class PromptCache(BoundedCache[Hashable, "PrefixState"]):
     """What the layers before the first cut made of the candidates used last, up to `max_bytes`."""
 
-    def size(self, value: PrefixState) -> int:
-        """Return the bytes of the state."""
-        return value.nbytes
+
+def _nbytes(features: ImageFeatures) -> int:
+    signals = () if features.signals is None else (features.signals.attention, features.signals.keys)
+    return sum(tensor.nbytes for tensor in (features.tokens, *features.deepstack, *signals))
 
 
 def _copied(features: ImageFeatures) -> ImageFeatures:

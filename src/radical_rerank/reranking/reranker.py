@@ -25,8 +25,8 @@ from torch import Tensor
 
 from radical_rerank import progress as bars
 from radical_rerank.backbones import DEFAULT_MODEL, Backbone, ImageFeatures, load_head, stages_of
+from radical_rerank.backbones.engine import Prefix
 from radical_rerank.backbones.model import folder_of
-from radical_rerank.backbones.prefix import Prefix
 from radical_rerank.errors import InputError, ScoringError, UnreadableAnswerError
 from radical_rerank.method import arithmetic
 from radical_rerank.pruning import Dense, Layout, Look, Profile, Pruner, RaDiCal, Share, build
@@ -679,7 +679,11 @@ class Reranker:
             if pruner.reads_encoder:
                 signals = [joined_signals(list(chain(*one.own))) for one in asked]
             shares = [one.share for one in asked if one.share is not None]
-            prefix = None if len(prompts) > 1 else self._prefix(prompts[0], asked[0])
+            prefix = None
+            if len(prompts) == 1 and self.scorer != "pointwise":  # what other queries share
+                ids = tuple(prompts[0].ids[: min(layouts[0].query)])
+                pictures = tuple(asked[0].features[i].tokens for i in prompts[0].order)
+                prefix = Prefix(ids, pictures, self.prompt_cache)
             pruning = pruner.on(model.model, layouts, signals, shares or None, prefix)
             features = [one.features[i] for one, own in zip(asked, prompts, strict=True) for i in own.order]
             inputs = model.inputs([prompt.ids for prompt in prompts], features)
@@ -714,14 +718,6 @@ class Reranker:
             for i, one in enumerate(asked)
         ]
         return list(map(_Scored, answers, reports))
-
-    def _prefix(self, prompt: Prompt, asked: _Asked) -> Prefix | None:
-        """Return the part of a prompt before the query, if its state may be kept."""
-        if self.scorer == "pointwise":
-            return None
-        end = min(prompt.layout.query)
-        pictures = tuple(asked.features[i].tokens for i in prompt.order)
-        return Prefix(tuple(prompt.ids[:end]), pictures, self.prompt_cache)
 
     def _in_time(self, latency: float, layouts: Sequence[Layout], clock: Clock) -> Pruner:
         """Return the method for these prompts: one that fits what is left of the latency."""

@@ -257,7 +257,7 @@ class PruningReport:
         >>> query, images = generated_list(0, candidates=4)
         >>> report = Reranker("scenes", keep=0.5).rank(query, images).report
         >>> report.visual_tokens_left < report.visual_tokens, round(report.flops_saved, 1)
-        (True, 0.2)
+        (True, 0.3)
     """
 
     method: str
