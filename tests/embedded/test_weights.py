@@ -18,6 +18,7 @@ from radical_rerank.cli import main
 from radical_rerank.embedded import MODELS
 from radical_rerank.embedded.scenes.lists import make_list
 from radical_rerank.errors import OutOfWorldWarning
+from radical_rerank.reranking.scores import auroc
 
 FOLDER = MODELS["scenes"].folder
 
@@ -90,3 +91,21 @@ def test_the_command_line_uses_it(tmp_path: Path, capsys: pytest.CaptureFixture[
     notes = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(notes) == 1
     assert "for photographs, use the model photos or a large model" in notes[0]
+
+
+@pytest.mark.slow
+def test_it_can_tell_that_nothing_fits(embedded: Backbone) -> None:
+    """At 20% of the tokens, on lists whose match was taken out and on lists that have one."""
+    reranker = Reranker(embedded, "radical", keep=0.2)
+    assert reranker.template.none == " no"
+    confidence, held = [], []
+    for seed in range(40):
+        item = make_list("test", 900_000 + seed, 21)
+        target = item.targets[0]
+        other = (target + 1) % 21
+        for hidden in (target, other):
+            ranking = reranker.rank(item.descriptions[0].text(), item.without([hidden]).images)
+            assert ranking.calibrated
+            confidence.append(ranking.confidence)
+            held.append(hidden != target)
+    assert auroc(confidence, held) >= 0.85

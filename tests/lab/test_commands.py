@@ -54,7 +54,7 @@ def test_the_commands_name_what_they_do_not_know(capsys: pytest.CaptureFixture[s
     names = {row["name"] for row in json.loads(capsys.readouterr().out)}
     assert names == {
         "main", "ablation", "layers", "stages", "gap", "candidates", "similarity", "retrievers", "dynres",
-        "position", "composed", "costs", "transfer", "pareto", "diagnose", "cases",
+        "position", "composed", "costs", "promise", "nucleus", "transfer", "pareto", "diagnose", "cases",
     }  # fmt: skip
 
 

@@ -236,8 +236,8 @@ class Run:
 
     def _split(self, state: BatchState, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """Run the prompt in two parts up to the first cut, if it can. Returns what enters the first layer."""
-        if self._prefix is None:
-            return hidden
+        if self._prefix is None or all(stage.keep >= 1 for stage in self._stages.values()):
+            return hidden  # where nothing is dropped, the model computes what it does without us
         # A stage after a layer needs all that enters this layer.
         depth = min(layer for layer, _ in self._stages)
         if not can_split(state, self._prefix, depth):

@@ -175,12 +175,13 @@ class Tuner:
         Returns:
             What was seen of every pair of them, and of every one with Dense.
         """
-        dense = self.dense(progress)
-        ranked = {
-            one.flops: self.rank(self.pruner(one))
-            for one in progress(schedules, f"the promise, on {len(self.lists)} lists")
-        }
-        ranked[1.0] = dense
+        rankers = {one.flops: self.reranker.with_pruner(self.pruner(one)) for one in schedules}
+        rankers[1.0] = self.reranker.with_pruner(Dense())
+        ranked: dict[float, list[Ranked]] = {flops: [] for flops in rankers}
+        for query, documents in progress(self.lists, f"the promise, on {len(self.lists)} lists"):
+            for flops, ranker in rankers.items():  # list by list: its pictures are encoded once
+                ranked[flops].append(Ranked.of(ranker.rank(query, documents)))
+        dense = ranked[1.0]
         first = {one.flops: one.layers[0] for one in schedules} | {1.0: 0}  # Dense starts anew
         return [
             _seen(
