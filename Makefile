@@ -19,7 +19,7 @@ demo: $(STAMP)
 # there were made with one seed; without --seeds an experiment runs the paper's five.
 SEEDS := 42
 LISTS := main:500 ablation:500 dynres:500 similarity:150 layers:200 stages:200 gap:200 transfer:200 \
-  retrievers:120 composed:60 candidates:100 pareto:100 diagnose:100 cases:6
+  retrievers:120 composed:60 candidates:100 pareto:100 diagnose:100 cases:6 costs:500 promise:2000
 TIGHT := ablation:500 main:150 layers:120 stages:120 gap:120
 results: $(STAMP)
 	for item in $(LISTS); do \
@@ -28,6 +28,7 @@ results: $(STAMP)
 	  $(BIN)/radical experiment $${item%:*} --limit $${item#*:} --keep $$keep --seeds $(SEEDS) \
 	    --out docs/results/tight || exit 1; done
 	$(BIN)/radical experiment position --limit 50 --keep 1.0 0.2 0.02 --seeds $(SEEDS) --out docs/results
+	$(BIN)/radical experiment nucleus --limit 300 --keep 0.1 0.05 0.02 --seeds $(SEEDS) --out docs/results
 
 # The experiments on photographs: make results-photos DATA=FOLDER_OF_FLICKR8K. The pictures of `cases` show them, so they
 # are not committed.

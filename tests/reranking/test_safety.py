@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radical_rerank.errors import CalibrationError
-from radical_rerank.reranking.safety import Observed, Safety, promise
+from radical_rerank.reranking.safety import Observed, Safety, cheapest, promise
 
 LISTS = st.lists(
     st.builds(Observed, st.integers(0, 40).map(float), st.booleans(), st.booleans()), min_size=5, max_size=300
@@ -77,3 +77,18 @@ def test_the_cheapest_pair_is_taken_and_too_few_lists_are_an_error() -> None:
         promise(pairs, 0.999, "model")
     with pytest.raises(CalibrationError, match="radical tune model"):
         promise([], 0.9, "model")
+
+
+def test_only_pairs_that_are_the_cheapest_for_something_are_kept() -> None:
+    draw = random.Random(3)
+
+    def pair(small: float, wrong: float) -> Safety:
+        seen = [Observed(draw.expovariate(1), draw.random() > wrong, True) for _ in range(500)]
+        return Safety.of(seen, (small, 1.0), (small, 1.0))
+
+    pairs = [pair(0.1, 0.2), pair(0.2, 0.02), pair(0.9, 0.02)]
+    kept = cheapest(pairs)
+    assert pairs[2] not in kept
+    for agreement in (0.6, 0.9, 0.95, 0.98, 0.99):
+        assert min(one.cost(agreement) for one in kept) == min(one.cost(agreement) for one in pairs)
+    assert cheapest([]) == []

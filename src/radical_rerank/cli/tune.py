@@ -33,6 +33,7 @@ def tune_model(
     from radical_rerank.pruning import Profile
     from radical_rerank.reranking import Reranker
     from radical_rerank.reranking.calibration import profile_of
+    from radical_rerank.reranking.safety import cheapest
     from radical_rerank.reranking.tuning import BUDGETS, Tuner
 
     wanted = sorted(budgets or BUDGETS)
@@ -47,7 +48,7 @@ def tune_model(
     schedules = [tuner.nucleus(tuner.search(flops, bars.bar), bars.bar) for flops in wanted]
     # The promise is made from other lists than the schedules were chosen on, if there are enough.
     others = given[limit : limit + promise] if len(given) >= limit + promise else given[:promise]
-    pairs = Tuner(reranker, others, profile).safety(schedules, bars.bar) if promise else []
+    pairs = cheapest(Tuner(reranker, others, profile).safety(schedules, bars.bar)) if promise else []
     profile = replace(
         profile,
         schedules=tuple(schedules),

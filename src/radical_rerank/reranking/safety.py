@@ -155,3 +155,11 @@ def promise(known: Sequence[Mapping[str, Any]], agreement: float, model: str) ->
             "run `radical tune` with more lists"
         )
     return Promise(best, threshold)
+
+
+def cheapest(pairs: Sequence[Safety]) -> list[Safety]:
+    """Return the pairs that are the cheapest for some agreement from 50% to 99.9%."""
+    agreements = [0.5 + 0.001 * step for step in range(500)]
+    promised = [a for a in agreements if any(one.threshold(a) is not None for one in pairs)]
+    best = (min(pairs, key=lambda one: one.cost(a)) for a in promised)
+    return list({id(one): one for one in best}.values())

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 BUDGETS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 """the parts of Dense's arithmetic that schedules are tuned for"""
-FIRST_LOOK = 8
+FIRST_LOOK = 16
 """lists that every schedule is tried on; only the best are tried on all"""
 BEAM = 3
-EXPONENTS = (0.3, 0.6)
+EXPONENTS = (0.3, 0.6, 0.85)
 """how much of the cut a layer does that is added before another one"""
 MOST_LAYERS = 3
 RELEVANCES = ("mean", "words")

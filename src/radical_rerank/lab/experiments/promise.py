@@ -15,7 +15,7 @@ from radical_rerank.lab.tables import write_facts
 from radical_rerank.reranking import Ranking, Reranker
 from radical_rerank.reranking.calibration import profile_of
 
-AGREEMENTS = (0.95, 0.98, 0.99)
+AGREEMENTS = (0.98, 0.99)
 CACHED = 64 << 20
 """bytes of the prompt cache: a list is ranked again at once, so a few lists are enough"""
 
