@@ -46,7 +46,7 @@ def test_all_methods_meet_the_cost_that_they_are_compared_at(
 
 @pytest.mark.slow
 def test_a_nucleus_costs_as_much_as_the_fixed_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nucleus, "FITTED", 4)
+    monkeypatch.setattr(nucleus, "FITTED", 8)
     rows = run_study(
         "nucleus",
         Runner(Backbone.from_pretrained("scenes")),
@@ -59,6 +59,6 @@ def test_a_nucleus_costs_as_much_as_the_fixed_number(tmp_path: Path, monkeypatch
     fixed, other = rows
     assert fixed["p (fixed)"] is None
     assert 0 < other["p (fixed)"] <= 1
-    assert other["cost %"] == pytest.approx(fixed["cost %"], rel=0.15)  # fitted on other lists
+    assert other["cost %"] == pytest.approx(fixed["cost %"], rel=0.3)  # fitted on eight other lists
     assert other["tokens left"] != fixed["tokens left"]
     assert (tmp_path / "nucleus" / "nucleus.md").is_file()
