@@ -148,7 +148,7 @@ class Local:
         backbone = self._load()
         names = ("preset", "scorer", "max_text_tokens")
         asking: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
-        self.rerankers = Rerankers(backbone, self.settings.budget, **asking)
+        self.rerankers = Rerankers(backbone, budget=self.settings.budget, **asking)
         # A tokenizer cannot be used by two threads at once: checks get their own.
         own = replace(backbone, tokenizer=copy.deepcopy(backbone.tokenizer))
         self._checks = Reranker(own, "dense", max_query_tokens=self.settings.max_query_tokens, **asking)
