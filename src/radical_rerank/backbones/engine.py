@@ -187,7 +187,7 @@ class Run:
         # The model adds DeepStack features with a mask of the full prompt; we add them instead.
         state.deepstack = list(kwargs.pop("deepstack_visual_embeds", None) or [])
         state.visual = kwargs.pop("visual_pos_masks", None)
-        self.stages, self.seconds = state.stages, state.seconds
+        self.stages, self.seconds, self.reused = state.stages, state.seconds, (0, 0)
         self.tokens_per_layer = state.lengths
         return args, kwargs
 

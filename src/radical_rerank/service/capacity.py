@@ -17,7 +17,7 @@ from typing import Any
 
 from radical_rerank.backbones.size import Footprint, footprint_of
 from radical_rerank.errors import InputError
-from radical_rerank.method import DecoderShape, kv_bytes, macs, tokens_per_layer
+from radical_rerank.method import DecoderShape, Schedule, kv_bytes, macs, tokens_per_layer
 from radical_rerank.pruning import Profile, RaDiCal
 from radical_rerank.reranking.encoding import PROMPT_CACHE_BYTES, VISION_CACHE_BYTES
 from radical_rerank.service import DEFAULT_PATIENCE, DEFAULT_QUEUE
@@ -104,10 +104,8 @@ def list_cost(
         cached: the share of images whose features are known
     """
     shape, length = model.shape, prompt.visual + prompt.text
-    stages = [
-        (layer, "before", prompt.text + math.ceil(prompt.visual * keep ** ((h + 1) / len(schedule))))
-        for h, layer in enumerate(schedule)
-    ]
+    passing = Schedule.equal(schedule).counts(keep, prompt.visual)
+    stages = [(layer, "before", prompt.text + count) for layer, count in zip(schedule, passing, strict=True)]
     counts = tokens_per_layer(length, stages, shape.num_layers)
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     values = 4 * shape.hidden + 2 * query + 2 * key + 2 * shape.mlp
