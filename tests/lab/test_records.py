@@ -190,3 +190,37 @@ def test_records_in_memory_make_the_same_rows(runner: Runner, tmp_path: Path) ->
     assert first == second
     assert len(list(memory)) == 4
     assert list(tmp_path.rglob("*.jsonl")) == [tmp_path / "records.jsonl"]
+
+
+def test_a_ranking_of_another_experiment_is_taken_over_under_its_new_name(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunFolder(tmp_path / "main", share=True) as folder:
+        runner.run(drawn_lists(), CELLS, folder.records())
+        made = {record["cell"]: record for record in folder.records().claimed() if record["task"] == "0"}
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError("the model ran again")
+
+    monkeypatch.setattr(Backbone, "next_token_logits", refuse)
+    same = Cell("K = 4", "radical", 0.2, options={"num_stages": 4})  # 4 is the default
+    with RunFolder(tmp_path / "stages", share=True) as folder:
+        runner.run(drawn_lists(), [same], folder.records())
+        taken = folder.records().claimed()
+    assert [record["cell"] for record in taken] == ["K = 4"] * 4
+    named = ("cell", "cell_key", "options")
+    assert taken[0]["options"] == {"num_stages": 4}
+    assert without(taken[0], named) == without(made["RaDiCal 20%"], named)
+
+    for other in (replace(same, seed=1), replace(same, keep=0.1), replace(same, data={"weight": 1.0})):
+        with (
+            RunFolder(tmp_path / "other", share=True) as folder,
+            pytest.raises(AssertionError, match="again"),
+        ):
+            runner.run(drawn_lists(), [other], folder.records())
+    with RunFolder(tmp_path / "alone") as folder, pytest.raises(AssertionError, match="again"):
+        runner.run(drawn_lists(), [same], folder.records())
+
+
+def without(record: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in names}

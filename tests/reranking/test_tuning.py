@@ -97,8 +97,14 @@ def test_the_command_tunes_and_the_profile_is_used(
     profile = Profile.load(out)
     tuned = profile.tuned(0.3)
     assert tuned is not None
-    assert printed["schedules"][0]["layers"] == list(tuned.layers)
+    assert tuned.lists == 2
+    assert [one["layers"] for one in printed["schedules"] if one["flops"] == 0.3] == [list(tuned.layers)]
     assert len(profile.safety) == 1
+    shipped = Profile.find(Reranker("scenes").backbone.identity)
+    assert shipped is not None
+    others = [one for one in shipped.schedules if one.flops != 0.3]
+    assert others
+    assert [one for one in profile.schedules if one.flops != 0.3] == others
     query, images = generated_list(1, 6)
     report = Reranker("scenes", RaDiCal(flops=0.3, profile=profile)).rank(query, images).report
     assert report is not None

@@ -312,7 +312,8 @@ def tune(
         int, typer.Option(min=0, help="Lists for the promise of --agreement; 0: make none.")
     ] = 1000,
     flops: Annotated[
-        list[float] | None, typer.Option(help="The budgets, as parts of Dense's arithmetic.")
+        list[float] | None,
+        typer.Option(help="Tune for these parts of Dense's arithmetic alone; other schedules stay."),
     ] = None,
     data: Annotated[str | None, typer.Option(help="For photos, the folder of Flickr8k.")] = None,
     out: Annotated[

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radical_rerank import progress as bars
 from radical_rerank.cli.common import log, print_json, print_table
 from radical_rerank.errors import InputError
+
+if TYPE_CHECKING:
+    from radical_rerank.pruning import Profile, TunedSchedule
+    from radical_rerank.reranking.safety import Safety
 
 HEADS = ("arithmetic", "before layers", "tokens left", "relevance", "nucleus", "KL to Dense", "same best")
 AGREEMENTS = (0.95, 0.98, 0.99, 0.995)
@@ -45,10 +49,16 @@ def tune_model(
     reranker = Reranker(backbone)
     tuner = Tuner(reranker, given[:limit], profile)
     tuner.dense(bars.bar)
-    schedules = [tuner.nucleus(tuner.search(flops, bars.bar), bars.bar) for flops in wanted]
+    fresh = [tuner.nucleus(tuner.search(flops, bars.bar), bars.bar) for flops in wanted]
+    kept = [one for one in profile.schedules if one.flops not in wanted] if budgets else []
+    schedules = sorted([*kept, *fresh], key=lambda one: one.flops)
     # The promise is made from other lists than the schedules were chosen on, if there are enough.
     others = given[limit : limit + promise] if len(given) >= limit + promise else given[:promise]
-    pairs = cheapest(Tuner(reranker, others, profile).safety(schedules, bars.bar)) if promise else []
+    pairs = (
+        cheapest(Tuner(reranker, others, profile).safety(schedules, bars.bar))
+        if promise
+        else _untouched(profile, kept)
+    )
     profile = replace(
         profile,
         schedules=tuple(schedules),
@@ -88,6 +98,15 @@ def tune_model(
     if promised:
         heads = ("same best as Dense", "first at", "again at", "mean cost of Dense")
         print_table(heads, promised, f"the promise, from {len(others)} lists")
+
+
+def _untouched(profile: Profile, kept: Sequence[TunedSchedule]) -> list[Safety]:
+    """Return what the profile promises of schedules that were not tuned again."""
+    from radical_rerank.reranking.safety import Safety
+
+    known = {one.flops for one in kept} | {1.0}
+    pairs = map(Safety.from_dict, profile.safety)
+    return [one for one in pairs if {one.small, one.large} <= known]
 
 
 def _lists(model: str, lists: str | None, count: int, data: str | None) -> list[tuple[Any, Any]]:

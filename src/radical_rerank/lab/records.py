@@ -8,7 +8,7 @@ import logging
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -86,6 +86,7 @@ class Records:
 
     Args:
         path: the file; None keeps the records in memory
+        others: files of other runs, whose records of the same rankings are taken over
 
     Example:
         >>> records = Records()
@@ -96,8 +97,9 @@ class Records:
         (False, 1)
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, others: Iterable[Path] = ()) -> None:
         self.path = None if path is None else Path(path)
+        self._elsewhere = {key: place for other in others for key, place in _rankings(other)}
         self._memory: list[dict[str, Any]] = []
         self._done: set[Key] = set()
         self._claimed: dict[Key, None] = {}
@@ -117,6 +119,20 @@ class Records:
         """Make a record part of this run. Returns True if it does not exist yet."""
         self._claimed[key] = None
         return key not in self._done
+
+    def elsewhere(self, key: Key) -> dict[str, Any] | None:
+        """Return another run's record of the same ranking, whatever its setting is called; None without one.
+
+        Args:
+            key: of the record that is missing
+        """
+        place = self._elsewhere.get(_ranking(key))
+        if place is None:
+            return None
+        path, offset = place
+        with path.open("rb") as file:
+            file.seek(offset)
+            return _parsed(file.readline(), str(path))
 
     def claimed(self) -> list[dict[str, Any]]:
         """Return the records of this run, in the order in which they were claimed."""
@@ -180,15 +196,35 @@ def _key(record: dict[str, Any]) -> Key:
     return record["cell_key"], record["task"], record.get("setting", "")
 
 
+def _ranking(key: Key) -> Key:
+    """Return what identifies a ranking: experiments have different names for the same setting."""
+    cell_key, task, setting = key
+    return json.dumps(json.loads(cell_key)[-1]), task, setting
+
+
+def _rankings(path: Path) -> Iterator[tuple[Key, tuple[Path, int]]]:
+    """Yield the rankings in a file, and where their records start."""
+    start = 0
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):  # else it is being written
+                record = _parsed(line, str(path))
+                if "measures" in record and "setting" in record:
+                    yield _ranking(_key(record)), (path, start)
+            start += len(line)
+
+
 @dataclass
 class RunFolder:
     """A folder of records, tables and plots, as a context. It refuses a second run at the same time.
 
     Args:
         path: the folder; it is created if it does not exist
+        share: whether rankings of the folders beside it are taken over
     """
 
     path: Path
+    share: bool = False
 
     def __post_init__(self) -> None:
         self._records: dict[str, Records] = {}
@@ -212,7 +248,9 @@ class RunFolder:
     def records(self, name: str = "records") -> Records:
         """Return the records of `name.jsonl` in this folder."""
         if name not in self._records:
-            self._records[name] = Records(self.path / f"{name}.jsonl")
+            own = self.path / f"{name}.jsonl"
+            beside = sorted(self.path.parent.glob("*/*.jsonl")) if self.share else []
+            self._records[name] = Records(own, [path for path in beside if path != own])
         return self._records[name]
 
 

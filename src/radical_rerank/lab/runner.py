@@ -105,7 +105,14 @@ class Runner:
         # Query by query, not cell by cell: a query's pictures are then encoded only once.
         for number in progress(range(count), data.name):
             work = work_of(data, number, pools)
-            for record in self.ranked(data, work, self.missing(work, cells, records), scores):
+            missing = []
+            for cell in self.missing(work, cells, records):
+                known = records.elsewhere(self.key(cell, number, work.content))
+                if known is None:
+                    missing.append(cell)
+                else:
+                    records.add({**known, **self.named(cell, number, work.content)})
+            for record in self.ranked(data, work, missing, scores):
                 records.add(record)
 
     def missing(self, work: QueryWork, cells: Sequence[Cell], records: Records) -> list[Cell]:

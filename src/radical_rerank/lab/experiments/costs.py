@@ -23,7 +23,9 @@ OTHERS = (
     "qi-ei", "cdpruner", "divprune", "scope", "v2drop", "trimtokenator-lc",
 )  # fmt: skip
 SCREEN = 60
-"""lists that every method is tried on; the best two at each cost go on, with RaDiCal, to all lists"""
+"""lists that every method is tried on"""
+BEHIND = 0.01
+"""methods that are behind RaDiCal on those, with a p below this, are not ranked on the others"""
 AREA = (
     "The mean, over costs from 10 to 50% of Dense's, of the best MRR@10 at this cost or below it, on the "
     "lists that every method has ranked."
@@ -42,12 +44,8 @@ def costs(setup: Setup) -> list[dict[str, Any]]:
     screened = min(SCREEN, setup.limit)
     _run(setup, data, records, everything, screened)
     tried = list(records.claimed())
-    first = {row.name: row for row in summarize(tried)}
-    chosen = [dense]
-    for own in cells.values():
-        others = [cell for cell in own if cell.method != "radical"]
-        others.sort(key=lambda cell: -first[cell.name].measures["MRR@10"])
-        chosen += [*(cell for cell in own if cell.method == "radical"), *others[:2]]
+    behind = {row["setting"] for row in _compared(summarize(tried), tried, cells) if _is_behind(row)}
+    chosen = [cell for cell in everything if cell.name not in behind]
     _run(setup, data, records, chosen, setup.limit)
     claimed = list(records.claimed())
     rows = summarize(claimed)
@@ -57,15 +55,20 @@ def costs(setup: Setup) -> list[dict[str, Any]]:
     shared = summarize(record for record in claimed if record["task"] in common)
     areas = _areas(shared)
     note = (
-        f"`{setup.command}` on {setup.runner.backbone.name}. Every method is tried on {screened} lists; at "
-        "each cost, RaDiCal and the best two others are ranked on all. p: paired randomisation test against "
-        "the better mode of RaDiCal, on the lists that both have. A method is missing where it cannot save "
-        "so much. Seconds include the method's own scoring."
+        f"`{setup.command}` on {setup.runner.backbone.name}. Every method is tried on {screened} lists. "
+        f"Those that are behind RaDiCal there, with p < {BEHIND}, are not ranked on more. p: paired "
+        "randomisation test against the better mode of RaDiCal, on the lists that both have. A method is "
+        "missing where it cannot save so much. Seconds include the method's own scoring."
     )
     write_facts(setup.folder.path, "costs", "all methods at the same arithmetic", note, table, 3)
     write_facts(setup.folder.path, "area", "the area under each method's front", AREA, areas, 1)
     fronts(setup.folder.path / "costs.png", shared, "quality at the same arithmetic")
     return table
+
+
+def _is_behind(row: dict[str, Any]) -> bool:
+    p = row["p"]
+    return p is not None and p < BEHIND and row["MRR@10"] < row["RaDiCal's on the same lists"]
 
 
 def _run(setup: Setup, data: Dataset, records: Records, cells: Sequence[Cell], limit: int) -> None:

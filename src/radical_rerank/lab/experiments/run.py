@@ -64,7 +64,8 @@ def run_study(
 ) -> list[Any]:
     """Run an experiment and write its records, tables and plots to `out / name`.
 
-    Records that exist already are not computed again: a run that was interrupted continues.
+    Records that exist already are not computed again: a run that was interrupted continues, and a ranking
+    that another experiment in `out` made is taken over.
 
     Args:
         name: a name from `EXPERIMENTS` or `STUDIES`
@@ -79,7 +80,7 @@ def run_study(
     Returns:
         The rows of the table: `TableRow`s, or dicts if its rows are not settings.
     """
-    with RunFolder(out / name) as folder:
+    with RunFolder(out / name, share=True) as folder:
         command = command_of(name, runner, testbed, keeps=keeps, seeds=seeds, limit=limit)
         setup = Setup(runner, testbed, folder, command, keeps, seeds, limit, progress)
         return STUDIES[name].run(setup) if name in STUDIES else _run(name, setup)
