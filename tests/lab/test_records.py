@@ -218,7 +218,7 @@ def test_a_ranking_of_another_experiment_is_taken_over_under_its_new_name(
             pytest.raises(AssertionError, match="again"),
         ):
             runner.run(drawn_lists(), [other], folder.records())
-    with RunFolder(tmp_path / "alone") as folder, pytest.raises(AssertionError, match="again"):
+    with RunFolder(tmp_path / "alone") as folder, pytest.raises(AssertionError):
         runner.run(drawn_lists(), [same], folder.records())
 
 

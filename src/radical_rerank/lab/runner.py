@@ -216,7 +216,11 @@ class Runner:
             if "seed" not in cell.options:
                 pruner = pruner.with_seed(cell.seed)
             if pruner.needs_profile:
-                pruner = pruner.with_profile(self.known_profile)
+                # Without a budget of arithmetic, the tuned schedules change no ranking either.
+                known = self.known_profile
+                pruner = pruner.with_profile(
+                    known if "flops" in cell.options else replace(known, schedules=())
+                )
             # One unreadable answer must not end a run over thousands of queries. Tables count them.
             # No list comes twice, and a cache for each cell would fill the memory.
             options = {"on_unreadable": "keep", "prompt_cache_bytes": 0, **self.options}
