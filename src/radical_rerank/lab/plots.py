@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,18 @@ from radical_rerank.lab.tables import TableRow
 PALETTE = ("#0b5fa5", "#c2410c", "#15803d", "#7c3aed", "#b91c1c", "#0e7490", "#a16207", "#525252", "#be185d")
 
 
-def figure(width: float = 6.4, height: float = 4.0) -> tuple[Any, Any]:
-    """Return an empty figure and its axes. Width and height are in inches."""
+def figure(width: float = 6.4, height: float = 4.0, panels: int = 1) -> tuple[Any, Any]:
+    """Return an empty figure and its axes, or an array of them. Width and height are in inches."""
     with needs_extra("lab"):
         import matplotlib as mpl
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    picture, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
-    axes.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    return picture, axes
+    picture, axes = pyplot.subplots(1, panels, figsize=(width, height), layout="constrained", squeeze=False)
+    for each in axes[0]:
+        each.grid(alpha=0.25)
+        each.spines[["top", "right"]].set_visible(False)
+    return picture, axes[0] if panels > 1 else axes[0][0]
 
 
 def save(picture: Any, path: Path) -> Path:
@@ -136,40 +136,40 @@ def pareto(path: str | Path, rows: Sequence[TableRow], title: str) -> Path:
 
 
 def fronts(path: str | Path, rows: Sequence[TableRow], title: str) -> Path:
-    """Plot MRR@10 over the decoder's FLOPs, one line per method. A row's name is "method, cost".
+    """Plot MRR@10 over FLOPs and over time, one line per method. A row's name is "method, cost".
 
     Args:
         path: the file to write
-        rows: the settings
+        rows: the settings, "Dense" among them
         title: the plot's title
 
     Returns:
         The path.
     """
-    picture, axes = figure(height=4.8)
-    labels = dict.fromkeys(row.name.rsplit(",", 1)[0] for row in rows)
-    for number, label in enumerate(labels):
-        points = sorted(
-            (100 * (1 - row.flops_saved), row.measures["MRR@10"])
-            for row in rows
-            if row.name.rsplit(",", 1)[0] == label
-        )
-        if label == "Dense":
-            axes.axhline(points[0][1], color="black", lw=1, ls="--", label="Dense")
-            continue
-        ours = label.startswith("RaDiCal")
-        axes.plot(
-            *zip(*points, strict=True),
-            marker="o",
-            ms=4,
-            lw=2.4 if ours else 1.2,
-            ls="-" if number <= len(PALETTE) else ":",
-            label=label,
-            color=PALETTE[number % len(PALETTE)],
-            zorder=3 if ours else 2,
-        )
-    axes.set_xlabel("decoder FLOPs (% of Dense)")
-    axes.set_ylabel("MRR@10 (%)")
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=7, ncols=2)
+    picture, panels = figure(width=11, height=4.8, panels=2)
+    dense = next(row for row in rows if row.name == "Dense")
+    costs: tuple[tuple[str, Callable[[TableRow], float]], ...] = (
+        ("decoder FLOPs (% of Dense)", lambda row: 100 * (1 - row.flops_saved)),
+        ("measured time per list (% of Dense)", lambda row: 100 * row.seconds / dense.seconds),
+    )
+    labels = dict.fromkeys(row.name.rsplit(",", 1)[0] for row in rows if row.name != "Dense")
+    for axes, (name, cost) in zip(panels, costs, strict=True):
+        axes.axhline(dense.measures["MRR@10"], color="black", lw=1, ls="--", label="Dense")
+        for number, label in enumerate(labels):
+            own = [row for row in rows if row.name.rsplit(",", 1)[0] == label]
+            ours = label.startswith("RaDiCal")
+            axes.plot(
+                *zip(*sorted((cost(row), row.measures["MRR@10"]) for row in own), strict=True),
+                marker="o",
+                ms=4,
+                lw=2.4 if ours else 1.2,
+                ls="-" if number < len(PALETTE) else ":",
+                label=label,
+                color=PALETTE[number % len(PALETTE)],
+                zorder=3 if ours else 2,
+            )
+        axes.set_xlabel(name)
+    panels[0].set_ylabel("MRR@10 (%)")
+    panels[0].set_title(title, loc="left", fontsize=11)
+    panels[1].legend(frameon=False, fontsize=7, ncols=2)
     return save(picture, Path(path))

@@ -29,6 +29,12 @@ TITLES = {
     "lowres": "LowRes",
     "dynres-qrel": "DynRes-QRel",
     "dynres-dti": "DynRes-DTI",
+    "qi-ei": "QI-EI",
+    "cdpruner": "CDPruner",
+    "divprune": "DivPrune",
+    "scope": "SCOPE",
+    "v2drop": "V2Drop",
+    "trimtokenator-lc": "TrimTokenator-LC",
 }
 """the methods' names in tables"""
 ABLATION: dict[str, dict[str, Any]] = {
