@@ -170,7 +170,7 @@ def front_area(points: Iterable[tuple[float, float]], low: float, high: float) -
     points: (cost, quality)
     """
     known = list(points)
-    grid = np.linspace(low, high, 81)
+    grid = np.linspace(low, high, 401)
     return float(
         np.mean([max((q for cost, q in known if cost <= c + WITHIN / 4), default=0.0) for c in grid])
     )
