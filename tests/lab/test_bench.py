@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from radical_rerank import Reranker
-from radical_rerank.backbones import Backbone
+from radical_rerank.backbones import Backbone, decoder_shape
 from radical_rerank.errors import ScoringError
 from radical_rerank.lab.bench.end_to_end import EndToEnd, growth, paper_backbone, run_end_to_end
-from radical_rerank.lab.bench.prefill import PROMPT_SHAPES, Bench, run_prefill
+from radical_rerank.lab.bench.prefill import PROMPT_SHAPES, Bench, run_once, run_prefill
 from radical_rerank.lab.bench.throughput import run_throughput
 from radical_rerank.lab.bench.timing import Ratio, StepTimes, Times, interleaved, lockstep, phases
-from radical_rerank.method import keep_count
+from radical_rerank.method import keep_count, macs
 from radical_rerank.pruning import build
 from tests.cases import PROFILE, draw_list
 
@@ -133,6 +133,24 @@ def test_prefill_counts_what_ran() -> None:
     assert all(stage.peak > 0 for stage in result.stages)
     assert result.stages[0].eager == 4 * 3 * 140**2
     assert json.loads(json.dumps(result.to_dict()))["memory"] == result.memory
+
+
+def test_one_pass_of_each_method_counts_what_ran() -> None:
+    methods = [("random", 0.25), ("fastv", 0.5)]
+    result = run_once(SMALL, methods, dtype=torch.bfloat16)
+    assert result.dtype == "bfloat16"
+    bench = Bench(SMALL)
+    for one, (name, keep) in zip(result.methods, methods, strict=True):
+        options: dict[str, Any] = {"layers": [1, 3, 4], "alpha": 1.0} if name == "random" else {}
+        pruner = build(name, keep=keep, **options)
+        expected = bench.counts(pruner)
+        assert one.tokens_per_layer[-1] == expected[-1]
+        assert one.speedup == pytest.approx(result.dense_seconds / one.seconds)
+        cost = decoder_shape(bench.model.config)
+        own = macs([140] * SMALL.num_layers, cost) / macs(one.tokens_per_layer, cost)
+        assert one.predicted == pytest.approx(own)
+        assert one.predicted > 1
+        assert 0 < one.scoring < 1
 
 
 def test_the_bare_layers_run_on_exactly_the_tokens_of_the_schedule() -> None:

@@ -15,7 +15,7 @@ from radical_rerank.lab.paper import CANDIDATES, COUNTS
 
 if TYPE_CHECKING:
     from radical_rerank.lab.bench.end_to_end import EndToEnd
-    from radical_rerank.lab.bench.prefill import PrefillResult
+    from radical_rerank.lab.bench.prefill import OnceResult, PrefillResult
 
 app = typer.Typer(help="Benchmarks of speed, memory and the service.", no_args_is_help=True)
 
@@ -32,11 +32,31 @@ def prefill(
     keep: Keeps = None,
     methods: Methods = None,
     rounds: Rounds = 5,
+    once: Annotated[
+        bool,
+        typer.Option(
+            "--once", help="One pass of each method and no more: for widths where it takes minutes."
+        ),
+    ] = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="With --once: float32 or bfloat16.", show_default="float32 on a CPU, else bfloat16"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time the prefill of a random decoder: measured speed-up, predicted speed-up, and the limit."""
-    from radical_rerank.lab.bench.prefill import PROMPT_SHAPES, run_prefill
+    import torch
+
+    from radical_rerank.lab.bench.prefill import PROMPT_SHAPES, run_once, run_prefill
     from radical_rerank.pruning import build
+
+    dtypes = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+    if dtype not in dtypes:
+        raise InputError(f"--dtype must be float32 or bfloat16, not {dtype}")
+    if dtype and not once:
+        raise InputError("--dtype goes with --once")
 
     names, keeps = methods or ["radical", "random"], keep or [0.2]
     for name in names:
@@ -44,11 +64,37 @@ def prefill(
     if shape not in PROMPT_SHAPES:
         raise unknown_name("shape", shape, PROMPT_SHAPES)
     wanted = [(name, budget) for budget in keeps for name in names]
+    if once:
+        _show_once(
+            run_once(PROMPT_SHAPES[shape](width), wanted, dtype=dtypes[dtype], progress=bars.bar), as_json
+        )
+        return
     result = run_prefill(PROMPT_SHAPES[shape](width), wanted, rounds=rounds, progress=bars.bar)
     if as_json:
         print_json(result.to_dict())
     else:
         _show_prefill(result)
+
+
+def _show_once(result: OnceResult, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(result))
+        return
+    lines = [
+        (
+            f"{one.method} {one.keep:.0%}",
+            f"{one.seconds:.1f}",
+            f"{one.speedup:.2f}",
+            f"{one.predicted:.2f}",
+            f"{one.speedup / one.predicted:.2f}",
+            f"{one.scoring:.3f}",
+        )
+        for one in result.methods
+    ]
+    heads = ["method", "s", "speed-up", "predicted", "speed-up / predicted", "scoring / dense"]
+    title = f"prefill, {asdict(result.shape)}, {result.dtype}, {result.threads} threads, one pass"
+    print_table(heads, lines, title)
+    log.info("dense: %.1f s", result.dense_seconds)
 
 
 def _show_prefill(result: PrefillResult) -> None:

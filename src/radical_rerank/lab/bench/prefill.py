@@ -142,13 +142,15 @@ class Bench:
     Args:
         shape: the decoder and its prompt
         device: by default the accelerator if there is one
+        dtype: by default bfloat16, on a CPU float32
     """
 
-    def __init__(self, shape: Shape, device: str | None = None) -> None:
+    def __init__(self, shape: Shape, device: str | None = None, dtype: torch.dtype | None = None) -> None:
         self.shape = shape
         self.device = device or str(torch.accelerator.current_accelerator() or "cpu")
         model = bench_model(shape.width, shape.num_layers)
-        self.model = model.to(self.device, torch.float32 if self.device == "cpu" else torch.bfloat16)
+        usual = torch.float32 if self.device == "cpu" else torch.bfloat16
+        self.model = model.to(self.device, dtype or usual)
         self.decoder = self.model.model.language_model
         draw = torch.Generator().manual_seed(0)
         ids = self._ids(draw)
@@ -293,6 +295,88 @@ def run_prefill(
         methods=[_result(bench, pair, counts, times, scoring[pair]) for pair in pruners],
         stages=bench.stage_memory(_pruner(shape, "radical", 0.2)),
         seconds=times.seconds,
+    )
+
+
+@dataclass(frozen=True)
+class OnceResult:
+    """One pass of each method, for decoders so wide that a pass takes minutes.
+
+    Args:
+        shape: the decoder and its prompt
+        dtype: of its weights
+        threads: CPU threads
+        dense_seconds: the time of the stock model
+        methods: the methods; without the comparisons that need more passes
+    """
+
+    shape: Shape
+    dtype: str
+    threads: int
+    dense_seconds: float
+    methods: list[OnceMethod]
+
+
+@dataclass(frozen=True)
+class OnceMethod:
+    """One pass of a method. The fields are those of `MethodResult`, and n_l, the tokens of each layer."""
+
+    method: str
+    keep: float
+    seconds: float
+    speedup: float
+    predicted: float
+    scoring: float
+    tokens_per_layer: list[int]
+
+
+def run_once(
+    shape: Shape,
+    methods: Sequence[tuple[str, float]],
+    *,
+    dtype: torch.dtype | None = None,
+    progress: Progress = silent,
+    device: str | None = None,
+) -> OnceResult:
+    """Time one pass of the stock model and of each method, layer by layer in turn.
+
+    Args:
+        shape: the decoder and its prompt
+        methods: (name, keep) pairs
+        dtype: of the weights; by default bfloat16, on a CPU float32
+        progress: shows the progress
+        device: by default the accelerator if there is one
+    """
+    bench = Bench(shape, device, dtype)
+    runs: dict[tuple[str, float], Any] = {}
+
+    def ranked(twin: Bench, pair: tuple[str, float]) -> None:
+        with _pruner(shape, *pair).on(twin.model, twin.layout, [twin.signals]) as runs[pair]:
+            twin.forward()
+
+    variants: dict[str, tuple[Callable[[], object], Any]] = {"stock": (bench.forward, bench.decoder.layers)}
+    for pair in methods:
+        twin = bench.twin()
+        variants[_label(*pair)] = partial(ranked, twin, pair), twin.decoder.layers
+    times = lockstep(variants, 1, warm_up=False, progress=progress, label="prefill")
+    cost, dense = decoder_shape(bench.model.config), times.median("stock")
+    whole = macs([bench.layout.length] * shape.num_layers, cost)
+    return OnceResult(
+        shape,
+        str(bench.model.dtype).removeprefix("torch."),
+        torch.get_num_threads(),
+        dense,
+        [
+            OnceMethod(
+                *pair,
+                seconds=(seconds := times.median(_label(*pair))),
+                speedup=dense / seconds,
+                predicted=whole / macs(run.tokens_per_layer, cost),
+                scoring=run.seconds["selection"] / dense,
+                tokens_per_layer=list(run.tokens_per_layer),
+            )
+            for pair, run in runs.items()
+        ],
     )
 
 

@@ -128,6 +128,7 @@ def lockstep(
     variants: Mapping[str, tuple[Callable[[], object], Sequence[nn.Module]]],
     rounds: int,
     *,
+    warm_up: bool = True,
     progress: Progress = silent,
     label: str = "timing",
 ) -> StepTimes:
@@ -140,13 +141,14 @@ def lockstep(
     Args:
         variants: by name, what to time, and its modules in the order of their calls; variants must not
             share modules
-        rounds: how many rounds count; one more runs first to warm up
+        rounds: how many rounds count
+        warm_up: whether one more runs first
         progress: shows the progress
         label: the label of the progress
     """
     steps: dict[str, list[list[float]]] = {name: [] for name in variants}
     draw = random.Random(0)
-    for number in progress(range(rounds + 1), label):
+    for number in progress(range(0 if warm_up else 1, rounds + 1), label):
         # Threads differ in their memory, so every round gives a variant a new one.
         runners = {name: _Runner(*variants[name]) for name in draw.sample(list(variants), len(variants))}
         live = list(runners.values())
