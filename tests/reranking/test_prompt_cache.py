@@ -204,3 +204,10 @@ def test_threads_share_it(scenes: Backbone) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_without_a_vision_cache_no_prompt_is_kept(scenes: Backbone) -> None:
+    """It could not be found again."""
+    reranker = Reranker(scenes, radical(3, keep=0.3), vision_cache_bytes=0)
+    reranker.rank(QUERIES[0], ITEM.images)
+    assert reranker.prompt_cache.bytes == 0

@@ -302,7 +302,9 @@ class Reranker:
         self.permutations = permutations
         self._calibrations: tuple[dict[str, Any], ...] | None = None
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
-        self.prompt_cache = PromptCache(prompt_cache_bytes) if prompt_cache is None else prompt_cache
+        # A known prompt is recognised by its cached features: without those, none would be found again.
+        kept = prompt_cache_bytes if self.vision_cache.max_bytes else 0
+        self.prompt_cache = PromptCache(kept) if prompt_cache is None else prompt_cache
         self.encoder = Encoder(model, self.vision_cache, self.max_image_tokens, max_pixels)
 
     def _set_windows(self, window: int | None, stride: int | None) -> None:

@@ -26,7 +26,15 @@ from radical_rerank import progress as bars
 from radical_rerank.errors import InputError, MissingExtraError
 from radical_rerank.files import replacing
 from radical_rerank.pruning.profile import cache_folder, file_stem
-from radical_rerank.reranking.encoding import MAX_PIXELS, Document, is_pdf, load_images, open_image, with_page
+from radical_rerank.reranking.encoding import (
+    MAX_PIXELS,
+    PAGE_PIXELS,
+    Document,
+    is_pdf,
+    load_images,
+    open_image,
+    with_page,
+)
 from radical_rerank.reranking.pages import Page, pages_of
 from radical_rerank.retrieval.embedder import Embedder
 from radical_rerank.retrieval.search import nearest
@@ -49,8 +57,8 @@ SUFFIXES = (
     ".webp",
 )
 """how the names of pictures end, in lower case"""
-PAGE_PIXELS = 400_000
-"""the size at which a page is drawn: enough for the visual tokens that a picture gets by default"""
+EMBEDDED_PAGE_PIXELS = 400_000
+"""the size at which a page is drawn to embed it; it is ranked as large as by `Reranker.rank`"""
 MAX_PAGES = 100_000
 """longer PDF files are left out"""
 BATCH = 32
@@ -310,7 +318,7 @@ class FolderIndex:
         path, number = self.folder / entry[0], entry[1]
         try:
             if number:
-                return self._page(path, number).image(PAGE_PIXELS)
+                return self._page(path, number).image(EMBEDDED_PAGE_PIXELS)
             return open_image(path, name=str(path), max_pixels=MAX_PIXELS)
         except InputError as error:
             return str(error)
