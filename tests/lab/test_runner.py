@@ -215,7 +215,7 @@ def test_the_runner_calibrates_on_its_own_prompt(backbone: Backbone, monkeypatch
     assert not asked
     pruner = runner.reranker(Cell("RaDiCal", "radical", 0.5)).pruner
     assert isinstance(pruner, RaDiCal)
-    assert pruner.profile is runner.profile
+    assert pruner.profile == runner.profile
     assert runner.profile == PROFILE
     (model,) = asked
     assert (model.max_image_tokens, model.template) == (9, template)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radical_rerank import Backbone, Profile, PromptTemplate, Reranker, generated_list
-from radical_rerank.errors import InputError
+from radical_rerank.embedded.scenes.datasets import scene_lists
+from radical_rerank.errors import CalibrationError, InputError
+from radical_rerank.pruning import RaDiCal
 from radical_rerank.reranking import orders
+from radical_rerank.reranking.safety import Observed, Safety, SecondOrder
 from radical_rerank.reranking.scores import ScoreCalibration
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
@@ -105,6 +109,77 @@ def test_pointwise_the_order_never_matters(backbone: Backbone) -> None:
     assert reranker.rank(query, images).totals.prompts == 3
 
 
+# A second order where the first is not sure.
+
+
+def tuned(backbone: Backbone, threshold: float) -> Profile:
+    """The profile of scenes, tuned so that a budget of 22.5% has this threshold: 15% and a third of 22.5%."""
+    found = Profile.find(backbone.identity)
+    assert found is not None
+    seen = [Observed(threshold + place - 33, True, True) for place in range(100)]
+    pair = Safety.of(seen, (0.15, 1.0), (0.15, 1.0))
+    return replace(found, safety=(pair.to_dict(),))
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_a_second_order_is_ranked_where_the_first_is_not_sure(backbone: Backbone, sure: bool) -> None:
+    query, images = generated_list(3, candidates=8)
+    profile = tuned(backbone, -10.0 if sure else 1000.0)
+    auto = Reranker(backbone, RaDiCal(flops=0.225, profile=profile), permutations="auto")
+    both = Reranker(backbone, keep=0.2, permutations=2).rank(query, images)
+    first, second = (report.indices for report in both.reports)
+    by_hand = []
+    for flops, order in ((0.15, first), (0.225, second)):
+        plain = Reranker(backbone, RaDiCal(flops=flops, profile=profile))
+        ranking = plain.rank(query, [images[i] for i in order])
+        by_hand.append([{r.index: r.score for r in ranking}[place] for place in range(len(images))])
+    expected = orders.averaged([first], by_hand[:1]) if sure else orders.averaged([first, second], by_hand)
+    ranking = auto.rank(query, images)
+    assert {r.index: r.score for r in ranking} == pytest.approx(dict(enumerate(expected)), abs=1e-5)
+    assert ranking.totals.prompts == (1 if sure else 2)
+    other = auto.rank(query, images[::-1])
+    assert [len(images) - 1 - i for i in other.order] == ranking.order
+    together = list(auto.rank_many([(query, images), (query, images[:5])], batch_size=2))
+    assert together[0].order == ranking.order
+    assert [r.score for r in together[0]] == pytest.approx([r.score for r in ranking], abs=1e-4)
+    assert len(together[0].reports) == len(ranking.reports)
+
+
+def test_a_budget_is_divided_between_two_orders() -> None:
+    margins = [Observed(float(place), True, True) for place in range(1000)]
+    known = [Safety.of(margins, (c, 1.0), (c, 1.0)).to_dict() for c in (0.1, 0.15, 0.2)]
+    for budget, first in ((0.2, 0.15), (0.15, 0.1), (0.3, 0.2), (0.9, 0.2)):
+        found = SecondOrder.of(known, budget, "model")
+        assert found.first == first
+        again = sum(one.margin < found.threshold for one in margins) / len(margins)
+        assert first + again * budget == pytest.approx(budget, abs=0.001)
+    assert SecondOrder.of(known, 0.1, "model") == SecondOrder(0.1, 0.0)
+    with pytest.raises(CalibrationError, match="radical tune model"):
+        SecondOrder.of([], 0.2, "model")
+
+
+def test_ranking_twice_does_not_look_cheaper_than_it_is(backbone: Backbone) -> None:
+    query, images = generated_list(3, candidates=6)
+    once = Reranker(backbone, keep=0.2).rank(query, images).totals
+    twice = Reranker(backbone, keep=0.2, permutations=2).rank(query, images).totals
+    assert 1 - twice.flops_saved == pytest.approx(2 * (1 - once.flops_saved))
+    dense = Reranker(backbone, "dense", permutations=2).rank(query, images).totals
+    assert dense.flops_saved == pytest.approx(-1)
+    windows = Reranker(backbone, "dense", window=4, stride=2).rank(query, images).totals
+    assert windows.prompts == 2
+    assert windows.flops_saved == 0
+
+
+@pytest.mark.slow
+def test_two_orders_cost_the_budget_on_average(backbone: Backbone) -> None:
+    auto = Reranker(backbone, flops=0.2, permutations="auto")
+    data = scene_lists(lists=80, split="validation", seed=7)  # drawn like those of the tuning
+    lists = [(task.text, list(map(data.document, task.candidates or ()))) for task in data.tasks]
+    costs = [1 - ranking.totals.flops_saved for ranking in auto.rank_many(lists)]
+    assert sum(costs) / len(costs) == pytest.approx(0.2, rel=0.15)
+    assert len({round(10 * cost) for cost in costs}) > 1, "some lists have one order, some two"
+
+
 # The scores of a first stage.
 
 
@@ -176,6 +251,8 @@ def test_scores_follow_their_documents_when_one_is_skipped(backbone: Backbone) -
         ({"scores": [1.0, math.nan, 2.0]}, "the score of document 1 is not finite"),
         ({"scores": [1.0, 2.0, 3.0], "weight": -1.0}, "weight must be at least 0"),
         ({"permutations": 0}, "permutations must be a whole number of at least 1"),
+        ({"permutations": "many"}, "permutations must be a whole number of at least 1"),
+        ({"permutations": "auto"}, "needs the method"),
         ({"min_probability": 1.5}, "min_probability must lie between 0 and 1"),
     ],
 )

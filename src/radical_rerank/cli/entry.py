@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -149,8 +149,12 @@ def rank(
         float | None, typer.Option(help="Leave out results below this probability.")
     ] = None,
     permutations: Annotated[
-        int, typer.Option(min=1, help="Rank this many orders of the candidates and average.")
-    ] = 1,
+        str,
+        typer.Option(
+            help="Rank this many orders of the candidates and average; auto: a second one where the first is "
+            "not sure, for the cost of --flops."
+        ),
+    ] = "1",
     on_error: Annotated[
         str, typer.Option(help="raise or skip: what to do with an unreadable image.")
     ] = "raise",
@@ -162,6 +166,7 @@ def rank(
     """Rank pictures, pages and texts by how well they match a query."""
     from radical_rerank.reranking import Query, Reranker
 
+    orders = _orders(permutations)
     if on_error == "raise":  # before a large model is loaded for nothing
         _check_exist([*documents, *(query_image or ()), *([reference] if reference else [])])
     reranker = Reranker(
@@ -177,6 +182,7 @@ def rank(
         template=template,
         max_image_tokens=max_image_tokens,
         page_text=text,
+        permutations=orders,
         device=device,
         dtype=dtype,
         model_kwargs=model_kwargs,
@@ -187,7 +193,6 @@ def rank(
         top_k=top_k,
         on_error=on_error,  # type: ignore[arg-type]
         min_probability=min_probability,
-        permutations=permutations,
     )
     for skipped in ranking.skipped:
         log.info("skipped: %s", skipped.reason)
@@ -219,6 +224,16 @@ def rank(
         )
     if agreement is not None:
         console.print(f"promised: the same best document in {agreement:.1%} of lists like the tuning's")
+
+
+def _orders(permutations: str) -> int | Literal["auto"]:
+    """Return --permutations as the Reranker takes it."""
+    if permutations == "auto":
+        return "auto"
+    try:
+        return int(permutations)
+    except ValueError:
+        raise InputError(f"--permutations must be a number or auto, not {permutations!r}") from None
 
 
 def _check_exist(documents: Iterable[str]) -> None:
@@ -283,7 +298,10 @@ def calibrate(
     known = Profile.find(backbone.identity)
     profile = measure(backbone, wanted, progress=bars.bar)
     if known is not None:
-        profile = replace(profile, scores=known.scores)
+        # The schedules stay. What they promise does not: it was counted with the trust of before.
+        profile = replace(profile, scores=known.scores, schedules=known.schedules)
+        if known.safety:
+            log.warning("make the promise of --agreement again: radical tune %s --promise-only", model)
     path = profile.save(out or Profile.cache_path(backbone.identity))
     schedule = alpha_maximin(profile.layers, profile.alpha, num_stages, gap=gap)
     log.info("saved to %s", path)
@@ -315,6 +333,9 @@ def tune(
         list[float] | None,
         typer.Option(help="Tune for these parts of Dense's arithmetic alone; other schedules stay."),
     ] = None,
+    promise_only: Annotated[
+        bool, typer.Option("--promise-only", help="Keep all schedules and make only the promise again.")
+    ] = False,
     data: Annotated[str | None, typer.Option(help="For photos, the folder of Flickr8k.")] = None,
     out: Annotated[
         str | None, typer.Option(help="Where to write the profile; by default your cache.")
@@ -333,6 +354,7 @@ def tune(
         limit=limit,
         promise=promise,
         budgets=flops,
+        promise_only=promise_only,
         data=data,
         out=out,
         loading={"device": device, "dtype": dtype, "model_kwargs": model_kwargs},

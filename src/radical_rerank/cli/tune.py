@@ -27,6 +27,7 @@ def tune_model(
     limit: int,
     promise: int,
     budgets: Sequence[float] | None,
+    promise_only: bool,
     data: str | None,
     out: str | None,
     loading: dict[str, Any],
@@ -37,25 +38,34 @@ def tune_model(
     from radical_rerank.pruning import Profile
     from radical_rerank.reranking import Reranker
     from radical_rerank.reranking.calibration import profile_of
-    from radical_rerank.reranking.safety import cheapest
+    from radical_rerank.reranking.safety import worth_keeping
     from radical_rerank.reranking.tuning import BUDGETS, Tuner
 
     wanted = sorted(budgets or BUDGETS)
     if any(not 0 < one < 1 for one in wanted):
         raise InputError("every --flops must lie between 0 and 1")
+    if promise_only and (budgets or not promise):
+        raise InputError(
+            "--promise-only tunes no schedules and needs lists: leave out --flops, and --promise 0"
+        )
     given = _lists(model, lists, limit + promise, data)
     backbone = Backbone.from_pretrained(model, **loading)
     profile = profile_of(backbone)
+    if promise_only and not profile.schedules:
+        raise InputError(f"{model} has no tuned schedules: leave out --promise-only")
     reranker = Reranker(backbone)
-    tuner = Tuner(reranker, given[:limit], profile)
-    tuner.dense(bars.bar)
-    fresh = [tuner.nucleus(tuner.search(flops, bars.bar), bars.bar) for flops in wanted]
-    kept = [one for one in profile.schedules if one.flops not in wanted] if budgets else []
+    if promise_only:
+        fresh, kept = [], list(profile.schedules)
+    else:
+        tuner = Tuner(reranker, given[:limit], profile)
+        tuner.dense(bars.bar)
+        fresh = [tuner.nucleus(tuner.search(flops, bars.bar), bars.bar) for flops in wanted]
+        kept = [one for one in profile.schedules if one.flops not in wanted] if budgets else []
     schedules = sorted([*kept, *fresh], key=lambda one: one.flops)
     # The promise is made from other lists than the schedules were chosen on, if there are enough.
     others = given[limit : limit + promise] if len(given) >= limit + promise else given[:promise]
     pairs = (
-        cheapest(Tuner(reranker, others, profile).safety(schedules, bars.bar))
+        worth_keeping(Tuner(reranker, others, profile).safety(schedules, bars.bar))
         if promise
         else _untouched(profile, kept)
     )

@@ -76,6 +76,8 @@ class Runner:
         self._cache = VisionCache(VISION_CACHE_BYTES)
         self._rerankers: dict[str, Reranker] = {}
         self._settings: dict[str, str] = {}
+        self._tuned_pairs = () if self.profile is None else self.profile.safety
+        """what `radical tune` saw: only cells that rank in two orders use it"""
         self.plain = self.reranker(Cell("Dense", "dense"))
         """the Reranker without pruning; making it here also checks the options before anything runs"""
 
@@ -141,6 +143,7 @@ class Runner:
                     [work.documents[name] for name in order],
                     scores=first,
                     weight=cell.data.get("weight"),
+                    permutations=cell.data.get("permutations"),
                 )
             except RadicalError as error:
                 raise type(error)(f"{data.name}, query {task.id}, {cell.name}: {error}") from error
@@ -217,22 +220,29 @@ class Runner:
                 pruner = pruner.with_seed(cell.seed)
             if pruner.needs_profile:
                 # Without a budget of arithmetic, the tuned schedules change no ranking either.
-                known = self.known_profile
-                pruner = pruner.with_profile(
-                    known if "flops" in cell.options else replace(known, schedules=())
-                )
+                pruner = pruner.with_profile(self._profile_for(cell))
             # One unreadable answer must not end a run over thousands of queries. Tables count them.
             # No list comes twice, and a cache for each cell would fill the memory.
             options = {"on_unreadable": "keep", "prompt_cache_bytes": 0, **self.options}
             self._rerankers[cell.key] = Reranker(self.backbone, pruner, vision_cache=self._cache, **options)
         return self._rerankers[cell.key]
 
+    def _profile_for(self, cell: Cell) -> Profile:
+        """Return the profile without what changes no ranking of the cell: records must not depend on it."""
+        if "permutations" in cell.data:
+            return replace(self.known_profile, safety=self._tuned_pairs)
+        if "flops" in cell.options:
+            return self.known_profile
+        return replace(self.known_profile, schedules=())
+
     @property
     def known_profile(self) -> Profile:
         """The model's trust profile. It is looked up, or measured, on first use."""
         if self.profile is None:
+            found = profile_of(self.plain)
+            self._tuned_pairs = found.safety
             # Calibrations of scores and of promises change no ranking: a record must not depend on them.
-            self.profile = replace(profile_of(self.plain), scores=(), safety=())
+            self.profile = replace(found, scores=(), safety=())
         return self.profile
 
 

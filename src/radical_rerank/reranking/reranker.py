@@ -83,7 +83,7 @@ from radical_rerank.reranking.results import (
     join_reports,
     make_report,
 )
-from radical_rerank.reranking.safety import Promise, margin, promise
+from radical_rerank.reranking.safety import Promise, SecondOrder, margin, promise
 from radical_rerank.reranking.scores import ScoreCalibration, calibration_for, probabilities_of
 from radical_rerank.reranking.windows import rank_in_windows
 
@@ -94,6 +94,7 @@ ListToRank: TypeAlias = (
 )
 """a query and documents, and the documents' scores of a first stage if there are any"""
 SCORERS = ("logits", "generate", "pointwise")
+Permutations: TypeAlias = "int | Literal['auto']"
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,11 @@ class _Scored:
     report: PruningReport
     others: tuple[PruningReport, ...] = ()
 
+    @property
+    def reports(self) -> tuple[PruningReport, ...]:
+        """Of all prompts, in their order. All but the first repeat it."""
+        return tuple(replace(one, repeats=place > 0) for place, one in enumerate((*self.others, self.report)))
+
 
 class _Given:
     """A list to rank, as the caller gave it."""
@@ -153,7 +159,7 @@ class _Wanted:
     top_k: int | None
     on_error: OnError
     min_probability: float | None
-    permutations: int
+    permutations: Permutations
     weight: float | None
 
 
@@ -185,7 +191,9 @@ class Reranker:
         window, stride: lists longer than `window` (by default the template's, at most 52) are ranked in
             windows, `stride` apart; not pointwise
         permutations: how many orders of a list's candidates are ranked; more than one makes the result
-            independent of the order of the documents, at that many times the cost
+            independent of the order of the documents, at that many times the cost. "auto", with `flops` or
+            `speedup` and a tuned profile: one order, and a second one where the first is not sure, so that
+            the mean cost is the budget
         pair_batch: pointwise, how many images run together; the scores are the same
         max_image_tokens: larger images are scaled down to this many visual tokens (default 384)
         max_pixels: larger images are refused
@@ -229,7 +237,7 @@ class Reranker:
         instruction: str | None = None,
         window: int | None = None,
         stride: int | None = None,
-        permutations: int = 1,
+        permutations: Permutations = 1,
         pair_batch: int = 8,
         max_image_tokens: int | None = None,
         max_pixels: int = MAX_PIXELS,
@@ -256,7 +264,6 @@ class Reranker:
         if max_image_tokens is not None and max_image_tokens < 1:
             raise InputError(f"max_image_tokens must be at least 1, not {max_image_tokens}")
         _check_count("pair_batch", pair_batch)
-        _check_count("permutations", permutations)
         _check_count("max_text_tokens", max_text_tokens)
         if preset == "none":
             preset = None
@@ -267,6 +274,7 @@ class Reranker:
             options,
             keep=keep, speedup=speedup, flops=flops, latency=latency, agreement=agreement,
         )  # fmt: skip
+        _checked_orders(permutations, self.pruner, scorer or "logits")
         self.latency, self.agreement = latency, agreement
         self._pace: Pace | None = None
         self._safety: Promise | None = None
@@ -299,7 +307,7 @@ class Reranker:
         self.on_unreadable, self.max_query_tokens = on_unreadable, max_query_tokens
         self.pair_batch, self.max_text_tokens = pair_batch, max_text_tokens
         self.page_text = self.template.texts if page_text is None else page_text
-        self.permutations = permutations
+        self.permutations = _checked_orders(permutations, self.pruner, self.scorer)
         self._calibrations: tuple[dict[str, Any], ...] | None = None
         self.vision_cache = VisionCache(vision_cache_bytes) if vision_cache is None else vision_cache
         # A known prompt is recognised by its cached features: without those, none would be found again.
@@ -346,7 +354,7 @@ class Reranker:
         reference: ImageLike | None = None,
         on_error: OnError = "raise",
         min_probability: float | None = None,
-        permutations: int | None = None,
+        permutations: Permutations | None = None,
         scores: Iterable[float] | None = None,
         weight: float | None = None,
     ) -> Ranking:
@@ -361,8 +369,8 @@ class Reranker:
             reference: an image that the query's text changes (composed retrieval)
             on_error: "raise" on a document that cannot be read, or "skip" it and rank the rest
             min_probability: leave out results below it. An empty ranking says that nothing fits
-            permutations: rank several orders of the documents and average; by default the Reranker's. With
-                scorer "pointwise" the order never matters
+            permutations: rank several orders of the documents and average, or "auto"; by default the
+                Reranker's. With scorer "pointwise" the order never matters
             scores: of a first stage, one per document; they are standardised over the list and added to the
                 model's log-probabilities, times the weight
             weight: by default the one that was fitted for the model, or 0.2
@@ -393,7 +401,7 @@ class Reranker:
         batch_size: int = 1,
         on_error: OnError = "raise",
         min_probability: float | None = None,
-        permutations: int | None = None,
+        permutations: Permutations | None = None,
         weight: float | None = None,
         progress: bool | bars.Progress = False,
         stop: Callable[[], bool] | None = None,
@@ -415,13 +423,14 @@ class Reranker:
         if top_k is not None:
             _check_count("top_k", top_k)
         _check_count("batch_size", batch_size)
-        if permutations is not None:
-            _check_count("permutations", permutations)
+        orders = _checked_orders(
+            self.permutations if permutations is None else permutations, self.pruner, self.scorer
+        )
         if min_probability is not None and not 0 <= min_probability <= 1:
             raise InputError(f"min_probability must lie between 0 and 1, not {min_probability!r}")
         if weight is not None and not (math.isfinite(weight) and weight >= 0):
             raise InputError(f"weight must be at least 0, not {weight!r}")
-        wanted = _Wanted(top_k, on_error, min_probability, permutations or self.permutations, weight)
+        wanted = _Wanted(top_k, on_error, min_probability, orders, weight)
         rankings = self._rank_many(lists, batch_size, wanted)
         if stop is not None:
             rankings = self._until(stop, rankings)
@@ -480,7 +489,7 @@ class Reranker:
         least = wanted.min_probability
         return Ranking(
             tuple([one for one in results if least is None or one.probability >= least][: wanted.top_k]),
-            tuple(report for part in parts for report in (*part.others, part.report)),
+            tuple(report for part in parts for report in part.reports),
             skipped,
             sum(part.answer.repairs for part in parts),
             sum(not part.answer.readable for part in parts),
@@ -570,19 +579,39 @@ class Reranker:
         if wanted.permutations == 1 or self.scorer == "pointwise":
             scored = self._score(lists)
         else:
-            orders = [shuffles(list(map(content_of, one.candidates)), wanted.permutations) for one in lists]
-            rounds: list[list[_Scored]] = [[] for _ in lists]
-            for turn in range(max(map(len, orders), default=0)):
-                # The vision cache has the features from the first turn on.
-                asked = [i for i, own in enumerate(orders) if turn < len(own)]
-                parts = self._score([_part(lists[i], orders[i][turn]) for i in asked])
-                for i, part in zip(asked, parts, strict=True):
-                    rounds[i].append(part)
-            scored = list(map(_averaged, orders, rounds))
+            scored = self._averaged_orders(lists, wanted.permutations)
         return [
             one if prior is None else self._with_prior(one, prior, wanted.weight)
             for one, prior in zip(scored, priors, strict=True)
         ]
+
+    def _averaged_orders(self, lists: Sequence[CandidateList], permutations: Permutations) -> list[_Scored]:
+        """Score lists in several orders of their candidates. "auto": in two if the first is not sure."""
+        if permutations == "auto":
+            rankers, threshold = self._two_orders()
+        else:
+            rankers, threshold = [self] * permutations, math.inf
+        orders = [shuffles(list(map(content_of, one.candidates)), len(rankers)) for one in lists]
+        rounds: list[list[_Scored]] = [[] for _ in lists]
+        for turn, ranker in enumerate(rankers):
+            # The vision cache has the features from the first turn on.
+            asked = [
+                i
+                for i, own in enumerate(orders)
+                if turn < len(own) and (not turn or margin(rounds[i][-1].answer.scores) < threshold)
+            ]
+            parts = ranker._score([_part(lists[i], orders[i][turn]) for i in asked])
+            for i, part in zip(asked, parts, strict=True):
+                rounds[i].append(part)
+        return [_averaged(own[: len(parts)], parts) for own, parts in zip(orders, rounds, strict=True)]
+
+    def _two_orders(self) -> tuple[list[Reranker], float]:
+        """Return what ranks the first order and the second, and the margin below which there is a second."""
+        self.prepare()
+        assert isinstance(self.pruner, RaDiCal)
+        assert self.pruner.flops is not None
+        second = SecondOrder.of(self._tuned_pairs, self.pruner.flops, self.backbone.name)
+        return [self.with_pruner(replace(self.pruner, flops=second.first)), self], second.threshold
 
     def _with_prior(self, scored: _Scored, prior: Sequence[float], weight: float | None) -> _Scored:
         """Add a first stage's standardised scores."""
@@ -601,7 +630,7 @@ class Reranker:
         again = [i for i, one in enumerate(scored) if margin(one.answer.scores) < threshold]
         larger = self.with_pruner(self._pruner_for(self._safety.pair.large))
         for i, one in zip(again, larger._score([lists[i] for i in again]), strict=True):
-            scored[i] = replace(one, others=(*scored[i].others, scored[i].report, *one.others))
+            scored[i] = replace(one, others=(*scored[i].reports, *one.others))
         return scored
 
     def _score_once(self, lists: Sequence[CandidateList]) -> list[_Scored]:
@@ -794,7 +823,7 @@ class Reranker:
             "template": self._template_digest,
             "window": self.window,
             "stride": self.stride,
-            **({"permutations": self.permutations} if self.permutations > 1 else {}),
+            **({"permutations": self.permutations} if self.permutations != 1 else {}),
             **{
                 name: value for name in ("latency", "agreement") if (value := getattr(self, name)) is not None
             },
@@ -839,6 +868,11 @@ class Reranker:
         """The trust profile in use, if the method has one."""
         return getattr(self.pruner, "profile", None)
 
+    @property
+    def _tuned_pairs(self) -> tuple[dict[str, Any], ...]:
+        """What `radical tune` saw of the model's schedules."""
+        return () if self.profile is None else self.profile.safety
+
     def prepare(self) -> None:
         """Find the model's trust profile if the method needs it, or measure and save it now."""
         needed = self.pruner.needs_profile
@@ -850,8 +884,7 @@ class Reranker:
         if self.latency is not None and self._pace is None:
             self._pace = measured_pace(self.with_pruner(Dense()))
         if self.agreement is not None and self._safety is None:
-            known_pairs = () if self.profile is None else self.profile.safety
-            self._safety = promise(known_pairs, self.agreement, self.backbone.name)
+            self._safety = promise(self._tuned_pairs, self.agreement, self.backbone.name)
             self.pruner = self._pruner_for(self._safety.pair.small)
 
 
@@ -900,8 +933,19 @@ def _averaged(orders: Sequence[Sequence[int]], parts: Sequence[_Scored]) -> _Sco
         all(own.readable for own in answers),
         {name: sum(own.signals[name] for own in answers) / len(answers) for name in names},
     )
-    *before, last = [part.report for part in parts]
+    *before, last = chain(*(part.reports for part in parts))
     return _Scored(answer, last, tuple(before))
+
+
+def _checked_orders(permutations: Permutations, pruner: Pruner, scorer: str) -> Permutations:
+    """Return how many orders are wanted, or raise an InputError."""
+    if permutations != "auto":
+        _check_count("permutations", permutations)
+    elif not isinstance(pruner, RaDiCal) or pruner.flops is None or scorer != "logits":
+        raise InputError(
+            'permutations="auto" needs the method "radical" with flops or speedup, and the scorer "logits"'
+        )
+    return permutations
 
 
 def _check_count(name: str, value: Any) -> None:

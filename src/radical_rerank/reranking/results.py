@@ -252,6 +252,8 @@ class PruningReport:
         blocks: per candidate, which part of its pictures each token shows
         images: per candidate, the visual tokens of each of its pictures
         prompts: how many prompts these are the sums of
+        repeats: whether an earlier prompt had ranked the same candidates, in another order or with fewer
+            tokens
 
     Example:
         >>> query, images = generated_list(0, candidates=4)
@@ -280,6 +282,7 @@ class PruningReport:
     prompts: int = 1
     macs_reused: int = 0
     tokens_before_query: int = 0
+    repeats: bool = False
 
     @property
     def visual_tokens_left(self) -> int:
@@ -304,7 +307,11 @@ class PruningReport:
 
 @dataclass(frozen=True)
 class Totals:
-    """The cost of all prompts of one ranking: a list longer than a window takes several."""
+    """The cost of all prompts of one ranking: a list longer than a window takes several.
+
+    flops_saved, kv_saved: against one prompt of the same candidates without pruning. Negative if ranking them
+    several times cost more than that.
+    """
 
     prompts: int
     tokens: int
@@ -322,14 +329,15 @@ class Totals:
         for report in reports:
             for part, spent in report.seconds.items():
                 seconds[part] = seconds.get(part, 0.0) + spent
+        once = [report for report in reports if not report.repeats]
         return cls(
             prompts=sum(report.prompts for report in reports),
             tokens=sum(report.tokens for report in reports),
             visual_tokens=sum(report.visual_tokens for report in reports),
             visual_tokens_left=sum(report.visual_tokens_left for report in reports),
             average_tokens=sum(report.average_tokens for report in reports),
-            flops_saved=saving(sum(r.macs for r in reports), sum(r.macs_dense for r in reports)),
-            kv_saved=saving(sum(r.kv_bytes for r in reports), sum(r.kv_bytes_dense for r in reports)),
+            flops_saved=saving(sum(r.macs for r in reports), sum(r.macs_dense for r in once)),
+            kv_saved=saving(sum(r.kv_bytes for r in reports), sum(r.kv_bytes_dense for r in once)),
             seconds=seconds,
         )
 

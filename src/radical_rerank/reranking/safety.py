@@ -1,7 +1,9 @@
-"""A promise about the order: rank cheaply, and again with more tokens where the result is not safe.
+"""Rank cheaply, and again where the result is not sure.
 
 The margin of a ranking is the difference of its two best scores. A list whose margin is below a threshold is
-ranked again. The threshold comes from risk control on lists without labels, as in conformal prediction: for
+ranked again: with more tokens, which gives a promise about the order, or in another order (`SecondOrder`).
+
+For a promise, the threshold comes from risk control on lists without labels, as in conformal prediction: for
 lists drawn like them, the best document is Dense's in at least the promised share of all lists. Plain
 conformal risk control promises that on average over calibrations; this one holds in 95% of all calibrations.
 """
@@ -18,6 +20,8 @@ from radical_rerank.errors import CalibrationError
 
 SURE = 0.95
 """the share of calibrations in which a promise holds"""
+ROOM = 0.8
+"""the part of a budget that a first order may cost, if a second one is to be paid from the rest"""
 
 
 @lru_cache
@@ -157,6 +161,13 @@ def promise(known: Sequence[Mapping[str, Any]], agreement: float, model: str) ->
     return Promise(best, threshold)
 
 
+def worth_keeping(pairs: Sequence[Safety]) -> list[Safety]:
+    """Return the pairs that are the cheapest for some agreement, and one of each schedule (`SecondOrder`)."""
+    best = cheapest(pairs)
+    known = {one.small for one in best}
+    return [*best, *(one for one in pairs if one.large == 1 and one.small not in known)]
+
+
 def cheapest(pairs: Sequence[Safety]) -> list[Safety]:
     """Return the pairs that are the cheapest for some agreement from 50% to 99.9%."""
     agreements = [0.5 + 0.001 * step for step in range(500)]
@@ -164,3 +175,36 @@ def cheapest(pairs: Sequence[Safety]) -> list[Safety]:
     best = (min(pairs, key=lambda one: one.cost(a)) for a in promised)
     # Too few lists promise nothing; that is then said of the one that is left.
     return list({id(one): one for one in best}.values()) or list(pairs[:1])
+
+
+@dataclass(frozen=True)
+class SecondOrder:
+    """A budget spent on a second order of the candidates where the first one is not sure.
+
+    Args:
+        first: the part of Dense's arithmetic that the first order may cost; the second may cost the budget
+        threshold: the margin below which a list has a second order
+    """
+
+    first: float
+    threshold: float
+
+    @classmethod
+    def of(cls, known: Sequence[Mapping[str, Any]], flops: float, model: str) -> SecondOrder:
+        """Divide a budget B so that it is the mean cost.
+
+        The first order gets the largest tuned schedule that costs at most `ROOM` of B, c. A share s of the
+        lists has a second order: c + s B = B. If no schedule is that cheap, one order costs B.
+
+        known: what `radical tune` saw of the model's schedules
+        """
+        if not known:
+            raise CalibrationError(
+                f'permutations="auto" needs a tuned profile of {model}: run `radical tune {model}`'
+            )
+        cheap = [one for one in map(Safety.from_dict, known) if one.small <= ROOM * flops]
+        first = max(cheap, key=lambda one: one.small, default=None)
+        if first is None:
+            return cls(flops, 0.0)
+        share = 1 - first.small_cost / flops
+        return cls(first.small, first.margins[int(share * len(first.margins))])
