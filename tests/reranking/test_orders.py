@@ -174,8 +174,7 @@ def test_ranking_twice_does_not_look_cheaper_than_it_is(backbone: Backbone) -> N
 def test_two_orders_cost_the_budget_on_average(backbone: Backbone) -> None:
     auto = Reranker(backbone, flops=0.2, permutations="auto")
     data = scene_lists(lists=80, split="validation", seed=7)  # drawn like those of the tuning
-    lists = [(task.text, list(map(data.document, task.candidates or ()))) for task in data.tasks]
-    costs = [1 - ranking.totals.flops_saved for ranking in auto.rank_many(lists)]
+    costs = [1 - ranking.totals.flops_saved for ranking in auto.rank_many(data.pairs())]
     assert sum(costs) / len(costs) == pytest.approx(0.2, rel=0.15)
     assert len({round(10 * cost) for cost in costs}) > 1, "some lists have one order, some two"
 
@@ -351,6 +350,32 @@ def test_a_template_may_offer_the_answer_none_of_them(backbone: Backbone) -> Non
     some = 1 / (1 + math.exp(-ranking.signals["match"]))
     assert ranking.confidence == pytest.approx(some * math.exp(ranking[0].score))
     assert sum(r.probability for r in ranking) == pytest.approx(some)
+
+
+def test_a_single_document_is_judged_if_the_model_may_say_that_nothing_fits(backbone: Backbone) -> None:
+    reranker = Reranker(backbone, keep=0.2)
+    data = scene_lists(lists=4, split="validation", seed=3)
+    fits, other = [], []
+    for task in data.tasks:
+        names = task.candidates or ()
+        match = next(name for name in names if name in task.relevant)
+        wrong = next(name for name in names if name not in task.relevant)
+        found = [reranker.rank(task.text, [data.document(name)]) for name in (match, wrong)]
+        assert all(one.order == [0] and one[0].score == 0.0 for one in found)
+        assert all(one.calibrated and one.totals.prompts == 1 for one in found)
+        fits.append(found[0].confidence)
+        other.append(found[1].confidence)
+        assert not reranker.rank(task.text, [data.document(wrong)], min_probability=0.3)
+    assert sum(fits) / len(fits) > 0.3
+    assert max(other) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore:a list of")  # one picture: the text alone costs more
+@pytest.mark.parametrize("options", [{"flops": 0.3, "permutations": "auto"}, {"agreement": 0.95}])
+def test_a_single_document_has_no_rival(backbone: Backbone, options: dict[str, Any]) -> None:
+    query, images = generated_list(0, candidates=2)
+    ranking = Reranker(backbone, **options).rank(query, images[:1])
+    assert (ranking.order, ranking.totals.prompts) == ([0], 1)
 
 
 @settings(max_examples=5, deadline=None)

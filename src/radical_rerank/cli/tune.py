@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from radical_rerank import progress as bars
@@ -132,7 +131,4 @@ def _lists(model: str, lists: str | None, count: int, data: str | None) -> list[
     else:
         testbed = _testbed(model if model in MODELS and (model != "photos" or data) else "scenes", data)
         source = testbed.for_fitting(testbed.name, count)
-    return [
-        (source.query(task), list(map(source.document, task.candidates or ())))
-        for task in islice(source.tasks, count)
-    ]
+    return source.pairs(count)

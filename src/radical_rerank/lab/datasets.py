@@ -100,6 +100,13 @@ class Dataset:
         images = tuple(self.picture(name) for name in task.images)
         return Query(task.text, reference, images, task.instruction)
 
+    def pairs(self, count: int | None = None) -> list[tuple[Query, list[Document]]]:
+        """Return the first lists as `Reranker.rank_many` takes them: queries with their candidates."""
+        return [
+            (self.query(task), list(map(self.document, task.candidates or ())))
+            for task in islice(self.tasks, count)
+        ]
+
     def contents(self, names: Iterable[str]) -> list[str]:
         """Return a digest of each document's content, which does not depend on its id."""
         if self.mixed is None:

@@ -548,7 +548,11 @@ class Reranker:
 
     def _fits(self, count: int) -> bool:
         """Return whether a list of so many candidates is scored in one go."""
-        return count > 0 if self.scorer == "pointwise" else 1 < count <= self.window
+        if self.scorer == "pointwise":
+            return count > 0
+        # A single candidate is first in any case; but the model may say that it does not fit.
+        least = 1 if self.template.none is not None and self.scorer == "logits" else 2
+        return least <= count <= self.window
 
     def _in_windows(
         self, work: CandidateList, prior: Sequence[float] | None, wanted: _Wanted, scored: list[_Scored]

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 from radical_rerank.errors import CalibrationError
@@ -45,8 +46,8 @@ def allowed_losses(n: int, agreement: float, sure: float = SURE) -> int:
 
 
 def margin(scores: Sequence[float]) -> float:
-    """Return the difference of the two highest scores."""
-    best, second = sorted(scores, reverse=True)[:2]
+    """Return the difference of the two highest scores; infinite for a single one, which has no rival."""
+    best, second = sorted([*scores, -inf], reverse=True)[:2]
     return best - second
 
 

@@ -53,7 +53,7 @@ def bench_tokenizer() -> Any:
     return tokenizer
 
 
-def bench_model(width: int, num_layers: int, seed: int = 0) -> Any:
+def bench_model(width: int, num_layers: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     """Make a random Qwen3-VL with the proportions of the 4B at another width.
 
     The 4B has width 2560, 32 heads and 8 key-value heads of 128, MLP 9728, 24 vision blocks of width 1024.
@@ -62,6 +62,7 @@ def bench_model(width: int, num_layers: int, seed: int = 0) -> Any:
         width: the hidden size
         num_layers: decoder layers
         seed: seeds the weights
+        dtype: of the weights, from the start: at full width, twice the memory may not be there
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
@@ -99,7 +100,8 @@ def bench_model(width: int, num_layers: int, seed: int = 0) -> Any:
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="sdpa").eval()
+        model = Qwen3VLForConditionalGeneration._from_config(config, attn_implementation="sdpa", dtype=dtype)
+    return model.eval()
 
 
 def bench_processor() -> Any:

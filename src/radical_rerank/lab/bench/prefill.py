@@ -148,9 +148,9 @@ class Bench:
     def __init__(self, shape: Shape, device: str | None = None, dtype: torch.dtype | None = None) -> None:
         self.shape = shape
         self.device = device or str(torch.accelerator.current_accelerator() or "cpu")
-        model = bench_model(shape.width, shape.num_layers)
         usual = torch.float32 if self.device == "cpu" else torch.bfloat16
-        self.model = model.to(self.device, dtype or usual)
+        model = bench_model(shape.width, shape.num_layers, dtype=dtype or usual)
+        self.model = model.to(self.device)
         self.decoder = self.model.model.language_model
         draw = torch.Generator().manual_seed(0)
         ids = self._ids(draw)

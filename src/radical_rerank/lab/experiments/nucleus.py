@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 from radical_rerank.lab.experiments.definitions import seeded
@@ -39,12 +39,8 @@ def nucleus(setup: Setup) -> list[dict[str, Any]]:
 def _pairs(setup: Setup) -> list[tuple[Cell, Cell]]:
     """Return, for each budget, a fixed number of tokens and the nucleus that costs as much on other lists."""
     source = setup.testbed.for_fitting(setup.testbed.name, FITTED)
-    lists = [
-        (source.query(task), list(map(source.document, task.candidates or ())))
-        for task in islice(source.tasks, FITTED)
-    ]
     profile = setup.runner.known_profile
-    tuner = Tuner(setup.runner.plain, lists, profile)
+    tuner = Tuner(setup.runner.plain, source.pairs(FITTED), profile)
     dense = sum(one.cost for one in tuner.dense(setup.progress))
     pairs = []
     for keep in setup.keeps:
