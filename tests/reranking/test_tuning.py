@@ -83,6 +83,22 @@ def test_a_profile_keeps_its_schedules(tuner: Tuner, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_promise_can_be_made_again_alone(tmp_path: Path) -> None:
+    out = tmp_path / "profile.json"
+    with pytest.raises(SystemExit) as done:
+        main(["tune", "scenes", "--promise-only", "--promise", "3", "--out", str(out)])
+    assert done.value.code == 0
+    shipped, profile = Profile.find(Reranker("scenes").backbone.identity), Profile.load(out)
+    assert shipped is not None
+    assert profile.schedules == shipped.schedules
+    assert {len(one["margins"]) for one in profile.safety} == {3}
+    for wrong in (["--flops", "0.3"], ["--promise", "0"]):
+        with pytest.raises(SystemExit) as done:
+            main(["tune", "scenes", "--promise-only", *wrong, "--out", str(out)])
+        assert done.value.code != 0
+
+
+@pytest.mark.slow
 def test_the_command_tunes_and_the_profile_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,7 +115,7 @@ def test_the_command_tunes_and_the_profile_is_used(
     assert tuned is not None
     assert tuned.lists == 2
     assert [one["layers"] for one in printed["schedules"] if one["flops"] == 0.3] == [list(tuned.layers)]
-    assert len(profile.safety) == 1
+    assert {one["small"] for one in profile.safety} == {one.flops for one in profile.schedules}
     shipped = Profile.find(Reranker("scenes").backbone.identity)
     assert shipped is not None
     others = [one for one in shipped.schedules if one.flops != 0.3]

@@ -75,11 +75,18 @@ def tune_model(
         fingerprint=backbone.fingerprint,
     )
     log.info("saved to %s", profile.save(out or Profile.cache_path(backbone.identity)))
+    _show(profile, pairs, f"{backbone.name}, {len(given[:limit])} lists", len(others), as_json)
+
+
+def _show(profile: Profile, pairs: Sequence[Safety], title: str, lists: int, as_json: bool) -> None:
+    """Show the schedules, and what they promise."""
     costs = {agreement: min(pairs, key=lambda one: one.cost(agreement)) for agreement in AGREEMENTS if pairs}
     if as_json:
         found = {str(agreement): {"cost": one.cost(agreement), "small": one.small, "large": one.large}
                  for agreement, one in costs.items() if one.threshold(agreement) is not None}  # fmt: skip
-        print_json({"model": backbone.name, "schedules": list(map(asdict, schedules)), "agreement": found})
+        print_json(
+            {"model": profile.model, "schedules": list(map(asdict, profile.schedules)), "agreement": found}
+        )
         return
     rows = [
         [
@@ -91,9 +98,9 @@ def tune_model(
             f"{one.kl:.4f}",
             f"{one.agreement:.1%}",
         ]
-        for one in schedules
+        for one in profile.schedules
     ]
-    print_table(HEADS, rows, f"{backbone.name}, {len(given[:limit])} lists")
+    print_table(HEADS, rows, title)
     promised = [
         [
             f"{agreement:.1%}",
@@ -106,7 +113,7 @@ def tune_model(
     ]
     if promised:
         heads = ("same best as Dense", "first at", "again at", "mean cost of Dense")
-        print_table(heads, promised, f"the promise, from {len(others)} lists")
+        print_table(heads, promised, f"the promise, from {lists} lists")
 
 
 def _untouched(profile: Profile, kept: Sequence[TunedSchedule]) -> list[Safety]:

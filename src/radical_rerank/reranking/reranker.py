@@ -130,10 +130,10 @@ class _Scored:
     report: PruningReport
     others: tuple[PruningReport, ...] = ()
 
-    @property
-    def reports(self) -> tuple[PruningReport, ...]:
-        """Of all prompts, in their order. All but the first repeat it."""
-        return tuple(replace(one, repeats=place > 0) for place, one in enumerate((*self.others, self.report)))
+    def after(self, earlier: Sequence[PruningReport]) -> _Scored:
+        """Return this with the reports of prompts before it, which its own prompts repeat."""
+        again = [replace(one, repeats=True) for one in (*self.others, self.report)]
+        return replace(self, report=again[-1], others=(*earlier, *again[:-1]))
 
 
 class _Given:
@@ -274,7 +274,8 @@ class Reranker:
             options,
             keep=keep, speedup=speedup, flops=flops, latency=latency, agreement=agreement,
         )  # fmt: skip
-        _checked_orders(permutations, self.pruner, scorer or "logits")
+        if permutations != 1:
+            _checked_orders(permutations, self.pruner, scorer or "logits")
         self.latency, self.agreement = latency, agreement
         self._pace: Pace | None = None
         self._safety: Promise | None = None
@@ -489,7 +490,7 @@ class Reranker:
         least = wanted.min_probability
         return Ranking(
             tuple([one for one in results if least is None or one.probability >= least][: wanted.top_k]),
-            tuple(report for part in parts for report in part.reports),
+            tuple(report for part in parts for report in (*part.others, part.report)),
             skipped,
             sum(part.answer.repairs for part in parts),
             sum(not part.answer.readable for part in parts),
@@ -634,7 +635,7 @@ class Reranker:
         again = [i for i, one in enumerate(scored) if margin(one.answer.scores) < threshold]
         larger = self.with_pruner(self._pruner_for(self._safety.pair.large))
         for i, one in zip(again, larger._score([lists[i] for i in again]), strict=True):
-            scored[i] = replace(one, others=(*scored[i].reports, *one.others))
+            scored[i] = one.after((*scored[i].others, scored[i].report))
         return scored
 
     def _score_once(self, lists: Sequence[CandidateList]) -> list[_Scored]:
@@ -937,8 +938,10 @@ def _averaged(orders: Sequence[Sequence[int]], parts: Sequence[_Scored]) -> _Sco
         all(own.readable for own in answers),
         {name: sum(own.signals[name] for own in answers) / len(answers) for name in names},
     )
-    *before, last = chain(*(part.reports for part in parts))
-    return _Scored(answer, last, tuple(before))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = part.after((*whole.others, whole.report))
+    return replace(whole, answer=answer)
 
 
 def _checked_orders(permutations: Permutations, pruner: Pruner, scorer: str) -> Permutations:
