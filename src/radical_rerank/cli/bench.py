@@ -243,8 +243,10 @@ def service(
             f"{result.loaded:.3f} s = {result.loaded / result.unloaded:.2f} ×",
         ),
         ("answers at twice the load", answers),
+        ("the model, per list under load", f"{result.list_seconds:.3f} s"),
+        ("reading a request under load", f"{result.reading_seconds:.3f} s"),
         (
-            "predicted by `radical plan`",
+            "predicted by `radical plan` from these",
             f"p95 {result.predicted.p95:.3f} s, {result.predicted.refused:.0%} × 429",
         ),
         (f"memory gained over {result.requests} requests", f"{result.megabytes:.1f} MB"),

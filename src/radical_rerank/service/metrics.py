@@ -31,10 +31,13 @@ class Metrics:
             "waited_seconds": Histogram(
                 "radical_waited_seconds", "seconds in the queue", buckets=SECONDS, **own
             ),
+            "ranked_seconds": Histogram(
+                "radical_ranked_seconds", "seconds of the model, per list", buckets=SECONDS, **own
+            ),
         }
 
     def observe(self, name: str, value: float) -> None:
-        """Add a value to a histogram: "batch_size" or "waited_seconds"."""
+        """Add a value to a histogram: "batch_size", "waited_seconds" or "ranked_seconds"."""
         self._observed[name].observe(value)
 
     def text(self) -> bytes:

@@ -235,6 +235,8 @@ class RankWorker:
                     load.learn(spent / ranked)
             if ranked:
                 self._observe("batch_size", ranked)
+                for _ in range(ranked):
+                    self._observe("ranked_seconds", spent / ranked)
 
     def _next(self) -> list[RankJob]:
         """Return the next batch: the first job and others of its kind and weight. Empty at the end."""

@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
 
 from radical_rerank.backbones import Backbone
 from radical_rerank.lab.bench.timing import Ratio, interleaved
@@ -45,7 +46,9 @@ class ServiceResult:
         unloaded: median seconds of a single request
         loaded: 95th percentile of the seconds of accepted requests at twice the load
         statuses: HTTP statuses at twice the load, with their counts
-        predicted: what `radical plan` computes for this load
+        list_seconds, reading_seconds: of the model per list, and of a request besides the model and the
+            queue, in a time of the same load before that
+        predicted: what `radical plan` computes from these two for this load
         requests: requests over which memory was measured
         megabytes: growth of resident memory over these requests, after the first tenth
     """
@@ -54,6 +57,8 @@ class ServiceResult:
     unloaded: float
     loaded: float
     statuses: dict[int, int]
+    list_seconds: float
+    reading_seconds: float
     predicted: Outcome
     requests: int
     megabytes: float
@@ -79,7 +84,7 @@ def run_service(
         progress: shows the progress
     """
     with serving(model, patience=100.0) as (url, process), httpx.Client(base_url=url, timeout=120) as http:
-        overhead = _overhead(Backbone.from_pretrained(model), http, candidates, rounds, progress)
+        ratio = _overhead(Backbone.from_pretrained(model), http, candidates, rounds, progress)
         before = 0.0
         bodies = [request_of(seed, 5)[1] for seed in range(20)]
         for number in progress(range(requests), "memory"):
@@ -88,14 +93,22 @@ def run_service(
             http.post("/rerank", json=bodies[number % len(bodies)]).raise_for_status()
         gained = resident(process.pid) - before
     with serving(model) as (url, _), httpx.Client(base_url=url, timeout=120) as http:
-        alone, spent = _open_loop(http, candidates, seconds)
+        alone = statistics.median(_ask(http, request_of(3000 + seed, candidates)[1])[1] for seed in range(12))
+        rate = LOAD / alone
+        seen = _Seen(http)
+        earlier = _open_loop(http, candidates, rate, seconds / 2, first=4000)
+        each, waited = seen.seconds_since("ranked"), seen.seconds_since("waited")
+        overhead = statistics.mean(took for status, took in earlier if status == 200) - waited - each
+        spent = _open_loop(http, candidates, rate, seconds, first=9000)
     accepted = sorted(took for status, took in spent if status == 200)
     return ServiceResult(
-        overhead,
+        ratio,
         alone,
         accepted[int(0.95 * len(accepted))] if accepted else float("nan"),
         dict(Counter(status for status, _ in spent)),
-        simulate(alone, LOAD / alone),
+        each,
+        overhead,
+        simulate(each, rate, overhead=max(0.0, overhead)),
         requests,
         gained,
     )
@@ -137,29 +150,51 @@ def closed_loop(http: httpx.Client, work: Sequence[dict[str, Any]], clients: int
     return len(work) / (time.perf_counter() - start)
 
 
-def _open_loop(http: httpx.Client, candidates: int, seconds: float) -> tuple[float, list[tuple[int, float]]]:
-    """Send requests at `LOAD` times the rate that the service can answer.
+def _ask(http: httpx.Client, body: dict[str, Any]) -> tuple[int, float]:
+    """Send a request. Returns its status and its seconds."""
+    start = time.perf_counter()
+    answer = http.post("/rerank", json=body)
+    return answer.status_code, time.perf_counter() - start
 
-    Returns the median seconds of a single request, and (status, seconds) of each request under load.
+
+def _open_loop(
+    http: httpx.Client, candidates: int, rate: float, seconds: float, *, first: int
+) -> list[tuple[int, float]]:
+    """Send so many requests per second, at random times. Returns (status, seconds) of each.
+
+    first: the seed of the first list. No list comes twice: the service would rank it faster from its caches
     """
-
-    def ask(body: dict[str, Any]) -> tuple[int, float]:
-        start = time.perf_counter()
-        answer = http.post("/rerank", json=body)
-        return answer.status_code, time.perf_counter() - start
-
-    alone = statistics.median(ask(request_of(3000 + seed, candidates)[1])[1] for seed in range(12))
-    draw, arrivals = random.Random(0), [0.0]
+    draw, arrivals = random.Random(first), [0.0]
     while arrivals[-1] < seconds:
-        arrivals.append(arrivals[-1] + draw.expovariate(LOAD / alone))
-    # No list comes twice: the service would rank it faster from its caches. All are drawn before the start.
-    work = [request_of(4000 + seed, candidates)[1] for seed in range(len(arrivals))]
+        arrivals.append(arrivals[-1] + draw.expovariate(rate))
+    work = [request_of(first + number, candidates)[1] for number in range(len(arrivals))]
     with ThreadPoolExecutor(64) as pool:
         futures, start = [], time.perf_counter()
         for body, arrival in zip(work, arrivals, strict=True):
             time.sleep(max(0.0, start + arrival - time.perf_counter()))
-            futures.append(pool.submit(ask, body))
-        return alone, [future.result() for future in futures]
+            futures.append(pool.submit(_ask, http, body))
+        return [future.result() for future in futures]
+
+
+class _Seen:
+    """What the service's histograms of seconds have seen up to now."""
+
+    def __init__(self, http: httpx.Client) -> None:
+        self._http, self._start = http, _histograms(http)
+
+    def seconds_since(self, name: str) -> float:
+        """Return the mean of "ranked" or "waited" since then."""
+        now = _histograms(self._http)
+        total, count = (
+            now[key] - self._start[key]
+            for key in (f"radical_{name}_seconds_sum", f"radical_{name}_seconds_count")
+        )
+        return total / max(1.0, count)
+
+
+def _histograms(http: httpx.Client) -> dict[str, float]:
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    return {sample.name: sample.value for family in families for sample in family.samples}
 
 
 def request_of(seed: int, candidates: int) -> tuple[list[bytes], dict[str, Any]]:
