@@ -29,11 +29,24 @@ def test_requests_that_name_something_get_it() -> None:
         ({"flops": 0.3, "latency": 1.0}, "two budgets"),
         ({"speedup": 0.5}, "at least 1"),
         ({"latency": 1.0, "method": "fastv"}, 'needs the method "radical"'),
+        ({"permutations": "auto", "keep": 0.2}, "needs speedup or flops"),
+        ({"permutations": 0}, "permutations"),
     ],
 )
 def test_a_wrong_budget_is_told_at_start(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Settings(model="scenes", **given)
+
+
+def test_orders_go_with_the_budget_or_with_every_request() -> None:
+    auto = Settings(model="scenes", flops=0.2, permutations="auto")
+    assert auto.budget == {"flops": 0.2, "permutations": "auto"}
+    rerankers = Rerankers(Backbone.from_pretrained("scenes"), auto.budget, **auto.asking)
+    assert rerankers("radical", None).permutations == "auto"
+    assert rerankers("radical", 0.5).permutations == 1
+    twice = Settings(model="scenes", permutations=2)
+    rerankers = Rerankers(Backbone.from_pretrained("scenes"), twice.budget, **twice.asking)
+    assert rerankers("fastv", 0.5).permutations == 2
 
 
 def test_the_budget_is_kept() -> None:

@@ -52,6 +52,14 @@ Agreement = Annotated[
         "`radical tune`."
     ),
 ]
+Permutations = Annotated[
+    str | None,
+    typer.Option(
+        help="Rank this many orders of the candidates and average. auto, with --flops or --speedup: a second "
+        "order where the first is not sure.",
+        show_default="1",
+    ),
+]
 Keeps = Annotated[list[float] | None, typer.Option("--keep", help="Budgets: --keep 0.2 0.1.")]
 # The commands of the models that ship.
 RunFolder = Annotated[

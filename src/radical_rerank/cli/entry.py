@@ -31,6 +31,7 @@ from radical_rerank.cli.common import (
     Latency,
     ModelKwargs,
     ModelPreset,
+    Permutations,
     Scorer,
     Speedup,
     log,
@@ -148,13 +149,7 @@ def rank(
     min_probability: Annotated[
         float | None, typer.Option(help="Leave out results below this probability.")
     ] = None,
-    permutations: Annotated[
-        str,
-        typer.Option(
-            help="Rank this many orders of the candidates and average; auto: a second one where the first is "
-            "not sure, for the cost of --flops."
-        ),
-    ] = "1",
+    permutations: Permutations = None,
     on_error: Annotated[
         str, typer.Option(help="raise or skip: what to do with an unreadable image.")
     ] = "raise",
@@ -226,12 +221,12 @@ def rank(
         console.print(f"promised: the same best document in {agreement:.1%} of lists like the tuning's")
 
 
-def _orders(permutations: str) -> int | Literal["auto"]:
+def _orders(permutations: str | None) -> int | Literal["auto"]:
     """Return --permutations as the Reranker takes it."""
     if permutations == "auto":
         return "auto"
     try:
-        return int(permutations)
+        return int(permutations or 1)
     except ValueError:
         raise InputError(f"--permutations must be a number or auto, not {permutations!r}") from None
 

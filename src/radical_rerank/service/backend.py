@@ -84,7 +84,7 @@ class Rerankers:
         True
     """
 
-    def __init__(self, backbone: Backbone, budget: Mapping[str, float] | None = None, **asking: Any) -> None:
+    def __init__(self, backbone: Backbone, budget: Mapping[str, Any] | None = None, **asking: Any) -> None:
         self.backbone, self._budget, self._asking = backbone, budget or {}, asking
         self._caches: dict[str, Any] = {
             "vision_cache": VisionCache(VISION_CACHE_BYTES),
@@ -98,8 +98,8 @@ class Rerankers:
         if key not in self._rerankers:
             if len(self._rerankers) > MAX_RERANKERS:
                 self._rerankers.clear()
-            options = self._budget if keep is None else {"keep": key[1]}
-            self._rerankers[key] = Reranker(self.backbone, method, **options, **self._caches, **self._asking)
+            options = {**self._asking, **(self._budget if keep is None else {"keep": key[1]})}
+            self._rerankers[key] = Reranker(self.backbone, method, **options, **self._caches)
         return self._rerankers[key]
 
 
@@ -146,8 +146,7 @@ class Local:
 
     def _prepare(self) -> float:
         backbone = self._load()
-        names = ("preset", "scorer", "max_text_tokens")
-        asking: dict[str, Any] = {name: getattr(self.settings, name) for name in names}
+        asking = self.settings.asking
         self.rerankers = Rerankers(backbone, budget=self.settings.budget, **asking)
         # A tokenizer cannot be used by two threads at once: checks get their own.
         own = replace(backbone, tokenizer=copy.deepcopy(backbone.tokenizer))

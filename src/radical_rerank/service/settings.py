@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from radical_rerank.backbones import DEFAULT_MODEL
 from radical_rerank.errors import InputError, needs_extra
@@ -45,6 +45,8 @@ class Settings(BaseSettings):
     flops: float | None = None
     latency: float | None = None
     agreement: float | None = None
+    permutations: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    """orders of the candidates that are ranked; "auto" is a part of the budget `speedup` or `flops`"""
     preset: str = "auto"
     """how a trained reranker is asked: a preset's name, or none; by default found by the model"""
     scorer: str | None = None
@@ -119,9 +121,11 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _check_budget(self) -> Settings:
         try:
-            Budget(**self.budget).options(self.method)
+            Budget(**self._budget).options(self.method)
         except InputError as error:
             raise ValueError(str(error)) from None
+        if self.permutations == "auto" and not self._budget.keys() & {"speedup", "flops"}:
+            raise ValueError('permutations "auto" needs speedup or flops')
         return self
 
     @model_validator(mode="after")
@@ -140,10 +144,21 @@ class Settings(BaseSettings):
         return self
 
     @property
-    def budget(self) -> dict[str, float]:
-        """The service's own budget, if it is not `keep`."""
+    def _budget(self) -> dict[str, float]:
         names = ("speedup", "flops", "latency", "agreement")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """The service's own budget, if it is not `keep`: options of the `Reranker`."""
+        return {**self._budget, "permutations": "auto"} if self.permutations == "auto" else self._budget
+
+    @property
+    def asking(self) -> dict[str, Any]:
+        """How the model is asked, whatever the budget: options of every `Reranker`."""
+        orders = {} if self.permutations in (1, "auto") else {"permutations": self.permutations}
+        names = ("preset", "scorer", "max_text_tokens")
+        return {name: getattr(self, name) for name in names} | orders
 
     def kind(self, method: str | None, keep: float | None) -> tuple[str, float | None]:
         """Return the method and `keep` of a request; None for `keep` if the service's budget counts."""
