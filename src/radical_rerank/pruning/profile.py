@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from radical_rerank.files import replacing
 from radical_rerank.method import DecoderShape, Schedule, plan, trust
 
 PROFILE_FILE = "radical_profile.json"
+NUMBERS = re.compile(r"\[[-+\d.eE,\s]*\]")
 
 
 @dataclass(frozen=True)
@@ -163,11 +165,10 @@ class Profile:
         return f"α of {len(self.layers)} layers is published"
 
     def save(self, path: str | Path) -> Path:
-        """Write it as JSON, whole or not at all."""
-        path = Path(path)
+        """Write it as JSON, whole or not at all. Each list of numbers is one line."""
+        path, text = Path(path), json.dumps(asdict(self), indent=1)
         with replacing(path) as file:
-            json.dump(asdict(self), file, indent=1)
-            file.write("\n")
+            file.write(NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n")
         return path
 
     @classmethod

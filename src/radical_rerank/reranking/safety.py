@@ -21,6 +21,8 @@ from radical_rerank.errors import CalibrationError
 
 SURE = 0.95
 """the share of calibrations in which a promise holds"""
+DIGITS = 5
+"""margins are kept to so many digits"""
 ROOM = 0.8
 """the part of a budget that a first order may cost, if a second one is to be paid from the rest"""
 
@@ -95,8 +97,8 @@ class Safety:
         return cls(
             *budgets,
             *costs,
-            tuple(sorted(one.margin for one in observed)),
-            tuple(sorted(one.margin for one in observed if not one.small_right)),
+            tuple(sorted(round(one.margin, DIGITS) for one in observed)),
+            tuple(sorted(round(one.margin, DIGITS) for one in observed if not one.small_right)),
             sum(not one.large_right for one in observed),
         )
 
