@@ -21,13 +21,13 @@ def test_all_methods_meet_the_cost_that_they_are_compared_at(
 ) -> None:
     monkeypatch.setattr(costs, "SAVED", (0.6, 0.8))
     monkeypatch.setattr(costs, "OTHERS", ("fastv", "qi-ei", "lowres"))
-    monkeypatch.setattr(costs, "SCREEN", 1)
+    monkeypatch.setattr(costs, "SCREENS", (1, 2))
     backbone = Backbone.from_pretrained("scenes")
     found = Profile.find(backbone.identity)
     assert found is not None
     schedules = tuple(TunedSchedule(flops, (1, 3), (0.5, 1.0), nucleus=0.9) for flops in (0.2, 0.4))
     runner = Runner(backbone, profile=replace(found, schedules=schedules, scores=()))
-    table = run_study("costs", runner, TESTBED, tmp_path, keeps=(0.2,), seeds=(42,), limit=3)
+    table = run_study("costs", runner, TESTBED, tmp_path, keeps=(0.2, 0.1), seeds=(42,), limit=3)
     by_name = {row["setting"]: row for row in table}
     for saved in (0.6, 0.8):
         planned = by_name[f"RaDiCal, {saved:.0%} saved"]
@@ -43,6 +43,8 @@ def test_all_methods_meet_the_cost_that_they_are_compared_at(
     assert f"RaDiCal as in the paper, {0.6:.0%} saved" in by_name
     for name in ("costs.md", "area.md", "costs.png"):
         assert (tmp_path / "costs" / name).is_file()
+    one = run_study("costs", runner, TESTBED, tmp_path / "one", keeps=(0.2,), seeds=(42,), limit=1)
+    assert {row["setting"] for row in one} == {name for name in by_name if "80%" in name}
 
 
 def test_the_area_is_the_mean_of_the_best_at_each_cost() -> None:

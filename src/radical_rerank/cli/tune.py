@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from radical_rerank import progress as bars
 from radical_rerank.cli.common import log, print_json, print_table
-from radical_rerank.errors import InputError
+from radical_rerank.errors import CalibrationError, InputError
 
 if TYPE_CHECKING:
     from radical_rerank.pruning import Profile, TunedSchedule
@@ -53,13 +53,16 @@ def tune_model(
     if promise_only and not profile.schedules:
         raise InputError(f"{model} has no tuned schedules: leave out --promise-only")
     reranker = Reranker(backbone)
+    fresh: list[TunedSchedule] = []
     if promise_only:
-        fresh, kept = [], list(profile.schedules)
+        kept = list(profile.schedules)
     else:
         tuner = Tuner(reranker, given[:limit], profile)
         tuner.dense(bars.bar)
-        fresh = [tuner.nucleus(tuner.search(flops, bars.bar), bars.bar) for flops in wanted]
         kept = [one for one in profile.schedules if one.flops not in wanted] if budgets else []
+        for flops in wanted:
+            found = tuner.search(flops, bars.bar, known=[*kept, *fresh])
+            fresh.append(tuner.nucleus(found, bars.bar))
     schedules = sorted([*kept, *fresh], key=lambda one: one.flops)
     # The promise is made from other lists than the schedules were chosen on, if there are enough.
     others = given[limit : limit + promise] if len(given) >= limit + promise else given[:promise]
@@ -80,7 +83,9 @@ def tune_model(
 
 def _show(profile: Profile, pairs: Sequence[Safety], title: str, lists: int, as_json: bool) -> None:
     """Show the schedules, and what they promise."""
-    costs = {agreement: min(pairs, key=lambda one: one.cost(agreement)) for agreement in AGREEMENTS if pairs}
+    from radical_rerank.reranking.safety import in_order
+
+    costs = {agreement: in_order(pairs, agreement)[0] for agreement in AGREEMENTS if pairs}
     if as_json:
         found = {str(agreement): {"cost": one.cost(agreement), "small": one.small, "large": one.large}
                  for agreement, one in costs.items() if one.threshold(agreement) is not None}  # fmt: skip
@@ -121,7 +126,10 @@ def _untouched(profile: Profile, kept: Sequence[TunedSchedule]) -> list[Safety]:
     from radical_rerank.reranking.safety import Safety
 
     known = {one.flops for one in kept} | {1.0}
-    pairs = map(Safety.from_dict, profile.safety)
+    try:
+        pairs = [Safety.from_dict(one) for one in profile.safety]
+    except CalibrationError:  # of an older version: they promise nothing more, and the new schedules stay
+        return []
     return [one for one in pairs if {one.small, one.large} <= known]
 
 

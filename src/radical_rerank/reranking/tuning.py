@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from radical_rerank.reranking.reranker import Reranker
     from radical_rerank.reranking.results import Ranking
 
-BUDGETS = (0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+BUDGETS = (0.1, 0.12, 0.15, 0.2, 0.3, 0.4, 0.5)
 """the parts of Dense's arithmetic that schedules are tuned for"""
-FIRST_LOOK = 16
+FIRST_LOOK = 32
 """lists that every schedule is tried on; only the best are tried on all"""
 BEAM = 3
 EXPONENTS = (0.3, 0.6, 0.85)
@@ -121,17 +121,23 @@ class Tuner:
         cost = arithmetic(schedule.layers, counts, self.shape, visual, text)
         return abs(cost / budget - 1) <= 0.03 and counts[-1] >= len(self.dense()[-1].scores) // 2
 
-    def search(self, flops: float, progress: Progress = silent) -> TunedSchedule:
+    def search(
+        self, flops: float, progress: Progress = silent, *, known: Sequence[TunedSchedule] = ()
+    ) -> TunedSchedule:
         """Find the schedule that keeps Dense's order best at a part of its arithmetic.
 
-        A beam search: single layers first, with both kinds of relevance, then one more layer before or after
-        those of the best. All are tried on a few lists, and the best of all on all lists.
+        A beam search: single layers and known schedules first, with both kinds of relevance, then one more
+        layer before or after those of the best. All are tried on a few lists, and the best of all on all
+        lists.
+
+        known: schedules that are good at other costs
         """
         self.dense()
         look = min(FIRST_LOOK, len(self.lists))
         tried: dict[tuple[Schedule, str], TunedSchedule] = {}
         first = [Schedule((layer,), (1.0,)) for layer in self.profile.layers]
         first.append(replace(self.profile, schedules=()).schedule(flops, self.shape.num_layers))
+        first.extend(one.schedule for one in known)
         front = [(one, relevance) for one in first for relevance in RELEVANCES]
         for _ in range(MOST_LAYERS):
             fresh = (one for one in dict.fromkeys(front) if one not in tried)

@@ -10,6 +10,7 @@ import numpy as np
 from radical_rerank.lab.datasets import Dataset
 from radical_rerank.lab.experiments.definitions import TITLES, seeded
 from radical_rerank.lab.experiments.setup import Setup
+from radical_rerank.lab.paper import KEEPS
 from radical_rerank.lab.plots import fronts
 from radical_rerank.lab.records import Cell, Records
 from radical_rerank.lab.runner import work_of
@@ -17,15 +18,15 @@ from radical_rerank.lab.tables import TableRow, paired, per_query, summarize, wr
 from radical_rerank.reranking.encoding import Document
 
 SAVED = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
-"""the parts of Dense's arithmetic that are saved"""
+"""the parts of Dense's arithmetic that are saved; `--keep` names other ones, by what is left"""
 OTHERS = (
     "fastv", "pyramiddrop", "sparsevlm", "dart", "visionzip", "lowres",
     "qi-ei", "cdpruner", "divprune", "scope", "v2drop", "trimtokenator-lc",
 )  # fmt: skip
-SCREEN = 60
-"""lists that every method is tried on"""
+SCREENS = (60, 500)
+"""every method is tried on so many lists, then those that are left on so many"""
 BEHIND = 0.01
-"""methods that are behind RaDiCal on those, with a p below this, are not ranked on the others"""
+"""methods that are behind RaDiCal on those, with a p below this, are not ranked on more"""
 FLOPS, TIME = (0.1, 0.5), (0.2, 0.8)
 """from where to where the area under a front goes, as parts of Dense's arithmetic and of its time"""
 AREA = (
@@ -38,33 +39,34 @@ WITHIN = 0.02
 
 
 def costs(setup: Setup) -> list[dict[str, Any]]:
-    """Run every method at six costs and write the table, the plot and the area under each method's front."""
+    """Run every method at several costs. Write the table, the plot and the area under each front."""
     data = setup.testbed.lists(lists=setup.limit)
     records = setup.folder.records()
-    cells = {saved: _cells(setup, data, saved) for saved in SAVED}
+    saved = SAVED if tuple(setup.keeps) == KEEPS else [round(1 - keep, 4) for keep in setup.keeps]
+    cells = {one: _cells(setup, data, one) for one in saved}
     dense = Cell("Dense", "dense")
-    everything = [dense, *(cell for own in cells.values() for cell in own)]
-    screened = min(SCREEN, setup.limit)
-    _run(setup, data, records, everything, screened)
-    tried = list(records.claimed())
-    behind = {row["setting"] for row in _compared(summarize(tried), tried, cells) if _is_behind(row)}
-    chosen = [cell for cell in everything if cell.name not in behind]
-    _run(setup, data, records, chosen, setup.limit)
-    claimed = list(records.claimed())
-    rows = summarize(claimed)
-    table = _compared(rows, claimed, cells)
+    left = [dense, *(cell for own in cells.values() for cell in own)]
+    common: set[str] = set()
+    for lists in sorted({*(min(screen, setup.limit) for screen in SCREENS), setup.limit}):
+        _run(setup, data, records, left, lists)
+        claimed = list(records.claimed())
+        common = common or {record["task"] for record in claimed}
+        rows = summarize(claimed)
+        table = _compared(rows, claimed, cells)
+        behind = {row["setting"] for row in table if _is_behind(row)}
+        left = [cell for cell in left if cell.name not in behind]
     # Only on the lists that every method has ranked: the others may be easier.
-    common = {record["task"] for record in tried}
     shared = summarize(record for record in claimed if record["task"] in common)
-    areas = _areas(shared)
     note = (
-        f"`{setup.command}` on {setup.runner.backbone.name}. Every method is tried on {screened} lists. "
-        f"Those that are behind RaDiCal there, with p < {BEHIND}, are not ranked on more. p: paired "
-        "randomisation test against the better mode of RaDiCal, on the lists that both have. A method is "
-        "missing where it cannot save so much. Seconds include the method's own scoring."
+        f"`{setup.command}` on {setup.runner.backbone.name}. Every method is tried on {len(common)} lists. "
+        f"Those that are behind RaDiCal there, with p < {BEHIND}, are not ranked on more; on {SCREENS[1]} "
+        "lists they are chosen again. p: paired randomisation test against the best mode of RaDiCal, on the "
+        "lists that both have. A method is missing where it cannot save so much. Seconds include the "
+        "method's own scoring."
     )
     write_facts(setup.folder.path, "costs", "all methods at the same arithmetic", note, table, 3)
-    write_facts(setup.folder.path, "area", "the area under each method's front", AREA, areas, 1)
+    if saved is SAVED:
+        write_facts(setup.folder.path, "area", "the area under each method's front", AREA, _areas(shared), 1)
     fronts(setup.folder.path / "costs.png", shared, "quality at the same arithmetic")
     return table
 

@@ -43,7 +43,7 @@ STUDIES: dict[str, Study] = {
     "transfer": Study("questions about single pictures, without uniqueness", studies.transfer),
     "diagnose": Study("reliability z_l and entropy, layer by layer", studies.diagnosis),
     "position": Study("the slot of the match, with one order of the candidates and several", position),
-    "costs": Study("all methods at the same arithmetic", costs),
+    "costs": Study("all methods at the same arithmetic: half of it down to a tenth, or --keep", costs),
     "nucleus": Study("a share of the score instead of a number of tokens", nucleus),
     "promise": Study("a promise about the best document, on fresh lists", promise),
     "cases": Study("which tokens each method keeps, as pictures", studies.cases),
