@@ -57,7 +57,7 @@ def test_it_runs_and_counts_what_a_second_ranking_takes_over(
     # Every list is ranked again: no margin is as large as the only one that was seen to be wrong.
     seen = [Observed(1e6, False, True), *[Observed(2e6 + i, True, True) for i in range(999)]]
     safety = Safety.of(seen, (0.25, 0.5), (0.25, 0.5))
-    safety = replace(safety, rest=replace(safety.rest, wrong=(1e6,) * 200))
+    safety = replace(safety, wrong=(1e6,) * 200)
     every = replace(untuned, schedules=schedules, safety=(safety.to_dict(),))
     every.save(Profile.cache_path(backbone.identity))
     rows = run_study("promise", Runner(backbone), TESTBED, tmp_path, **options)

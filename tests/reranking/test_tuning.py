@@ -57,8 +57,8 @@ def test_a_search_is_no_worse_than_the_plan(tuner: Tuner, monkeypatch: pytest.Mo
     cost = sum(one.cost for one in tuner.rank(pruner))
     assert cost / dense == pytest.approx(0.3, rel=0.05)
     (pair,) = tuner.safety([found])
-    assert (pair.small, pair.large, pair.rest.large_wrong) == (0.3, 1.0, 0)
-    assert len(pair.rest.margins) == 3
+    assert (pair.small, pair.large, pair.large_wrong) == (0.3, 1.0, 0)
+    assert len(pair.margins) == 3
 
 
 def test_longer_schedules_keep_their_order() -> None:
@@ -93,7 +93,7 @@ def test_the_promise_can_be_made_again_alone(tmp_path: Path) -> None:
     shipped, profile = Profile.find(Reranker("scenes").backbone.identity), Profile.load(out)
     assert shipped is not None
     assert profile.schedules == shipped.schedules
-    assert {len(one["rest"]["margins"]) for one in profile.safety} == {3}
+    assert {len(one["margins"]) for one in profile.safety} == {3}
     for wrong in (["--flops", "0.3"], ["--promise", "0"]):
         with pytest.raises(SystemExit) as done:
             main(["tune", "scenes", "--promise-only", *wrong, "--out", str(out)])

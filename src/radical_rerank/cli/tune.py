@@ -83,9 +83,7 @@ def tune_model(
 
 def _show(profile: Profile, pairs: Sequence[Safety], title: str, lists: int, as_json: bool) -> None:
     """Show the schedules, and what they promise."""
-    from radical_rerank.reranking.safety import in_order
-
-    costs = {agreement: in_order(pairs, agreement)[0] for agreement in AGREEMENTS if pairs}
+    costs = {agreement: min(pairs, key=lambda one: one.cost(agreement)) for agreement in AGREEMENTS if pairs}
     if as_json:
         found = {str(agreement): {"cost": one.cost(agreement), "small": one.small, "large": one.large}
                  for agreement, one in costs.items() if one.threshold(agreement) is not None}  # fmt: skip

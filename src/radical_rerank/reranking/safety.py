@@ -23,8 +23,6 @@ SURE = 0.95
 """the share of calibrations in which a promise holds"""
 DIGITS = 5
 """margins are kept to so many digits"""
-LOOK = 4
-"""every fourth list helps to choose a pair of schedules; the others make its promise"""
 ROOM = 0.8
 """the part of a budget that a first order may cost, if a second one is to be paid from the rest"""
 
@@ -65,64 +63,23 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was seen of two schedules on some lists.
-
-    Args:
-        margins: of the small one, all of them, ascending
-        wrong: those of lists where its best document is not Dense's, ascending
-        large_wrong: how often the large one's is not
-    """
-
-    margins: tuple[float, ...]
-    wrong: tuple[float, ...]
-    large_wrong: int
-
-    @classmethod
-    def of(cls, observed: Sequence[Observed]) -> Seen:
-        """Sum up the lists."""
-        return cls(
-            tuple(sorted(round(one.margin, DIGITS) for one in observed)),
-            tuple(sorted(round(one.margin, DIGITS) for one in observed if not one.small_right)),
-            sum(not one.large_right for one in observed),
-        )
-
-    def threshold(self, losses: int) -> float | None:
-        """Return the least threshold that loses at most so many lists; None if none does.
-
-        A list counts as lost if it passes with another best document than Dense's, or if the large ranking
-        has another one.
-        """
-        allowed = losses - self.large_wrong
-        if allowed < 0:
-            return None
-        # All wrong lists but the `allowed` ones with the largest margins must be ranked again.
-        rank_again = len(self.wrong) - allowed
-        if rank_again <= 0:
-            return 0.0
-        return _next_above(self.margins, self.wrong[rank_again - 1])
-
-    def again(self, threshold: float) -> float:
-        """Return the share of the lists that are ranked again."""
-        return bisect_left(self.margins, threshold) / max(len(self.margins), 1)
-
-
-@dataclass(frozen=True)
 class Safety:
-    """What `radical tune` saw of two schedules.
+    """What `radical tune` saw of two schedules on n lists.
 
-    Two samples, because the cheapest of many pairs is cheap by luck, too: one chooses the pair; the other has
-    not seen the choice and makes the promise.
+    The cheapest of many pairs is cheap by luck, too. So the chance of a broken promise is divided by the
+    number of pairs (Bonferroni): then the promise of the chosen one holds in 95% of all calibrations.
 
     Args:
         small, large: the parts of Dense's arithmetic that they may cost; large = 1 is Dense itself
         small_cost, large_cost: the parts that they did cost; of the large one, what the small one had not
             computed
-        look: the lists that choose
-        rest: the lists that promise
+        margins: of the small one, all n, ascending
+        wrong: those of lists where its best document is not Dense's, ascending
+        large_wrong: how often the large one's is not
+        compared: how many pairs were seen on these lists
 
     Example:
-        >>> seen = [Observed(0.1, False, True), *[Observed(1.0 + i, True, True) for i in range(533)]]
+        >>> seen = [Observed(0.1, False, True), *[Observed(1.0 + i, True, True) for i in range(399)]]
         >>> safety = Safety.of(seen, (0.1, 1.0), (0.1, 1.0))
         >>> safety.threshold(0.98), safety.threshold(0.99), safety.threshold(0.999)
         (0.0, 1.0, None)
@@ -132,31 +89,37 @@ class Safety:
     large: float
     small_cost: float
     large_cost: float
-    look: Seen
-    rest: Seen
+    margins: tuple[float, ...]
+    wrong: tuple[float, ...]
+    large_wrong: int
+    compared: int
 
     @classmethod
     def of(
-        cls, observed: Sequence[Observed], budgets: tuple[float, float], costs: tuple[float, float]
+        cls,
+        observed: Sequence[Observed],
+        budgets: tuple[float, float],
+        costs: tuple[float, float],
+        compared: int = 1,
     ) -> Safety:
-        """Sum up what was seen of two schedules: every fourth list chooses."""
-        look, rest = observed[LOOK - 1 :: LOOK], [one for i, one in enumerate(observed, 1) if i % LOOK]
-        return cls(*budgets, *costs, Seen.of(look), Seen.of(rest))
+        """Sum up what was seen of two schedules."""
+        return cls(
+            *budgets,
+            *costs,
+            tuple(sorted(round(one.margin, DIGITS) for one in observed)),
+            tuple(sorted(round(one.margin, DIGITS) for one in observed if not one.small_right)),
+            sum(not one.large_right for one in observed),
+            compared,
+        )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Safety:
         """Read what `to_dict` wrote."""
         try:
-            samples = {
-                part: Seen(
-                    tuple(data[part]["margins"]), tuple(data[part]["wrong"]), data[part]["large_wrong"]
-                )
-                for part in ("look", "rest")
-            }
-            return cls(**{**data, **samples})
+            return cls(**{**data, "margins": tuple(data["margins"]), "wrong": tuple(data["wrong"])})
         except (KeyError, TypeError):
             raise CalibrationError(
-                "the tuned profile is of an older version: run `radical tune` again"
+                "the tuned profile is of another version: run `radical tune` again"
             ) from None
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,23 +129,28 @@ class Safety:
     def threshold(self, agreement: float) -> float | None:
         """Return the least threshold that promises this agreement; None if these lists cannot promise it.
 
-        The number of lost lists falls as the threshold rises, so the least threshold at which the binomial
-        bound holds controls the risk (risk-controlling prediction sets).
+        A list counts as lost if it passes with another best document than Dense's, or if the large ranking
+        has another one. The number of lost lists falls as the threshold rises, so the least threshold at
+        which the binomial bound holds controls the risk (risk-controlling prediction sets).
         """
-        return self.rest.threshold(allowed_losses(len(self.rest.margins), agreement))
+        sure = 1 - (1 - SURE) / self.compared
+        allowed = allowed_losses(len(self.margins), agreement, sure) - self.large_wrong
+        if allowed < 0:
+            return None
+        # All wrong lists but the `allowed` ones with the largest margins must be ranked again.
+        rank_again = len(self.wrong) - allowed
+        if rank_again <= 0:
+            return 0.0
+        limit = self.wrong[rank_again - 1]
+        return _next_above(self.margins, limit)
 
     def cost(self, agreement: float) -> float:
         """Return the mean cost to expect, as a part of Dense's; infinite if it cannot be promised."""
         threshold = self.threshold(agreement)
-        return inf if threshold is None else self.small_cost + self.rest.again(threshold) * self.large_cost
-
-    def guess(self, agreement: float) -> float:
-        """Return the mean cost that the lists that choose let expect; infinite if it cannot be promised."""
-        allowed = allowed_losses(len(self.rest.margins), agreement)
-        if allowed < 0:
-            return inf
-        threshold = self.look.threshold(round(allowed * len(self.look.margins) / len(self.rest.margins)))
-        return inf if threshold is None else self.small_cost + self.look.again(threshold) * self.large_cost
+        if threshold is None:
+            return float("inf")
+        again = bisect_left(self.margins, threshold) / len(self.margins)
+        return self.small_cost + again * self.large_cost
 
 
 def _next_above(values: Sequence[float], limit: float) -> float:
@@ -199,37 +167,33 @@ class Promise:
 
 
 def promise(known: Sequence[Mapping[str, Any]], agreement: float, model: str) -> Promise:
-    """Return the pair of schedules that should be the cheapest, and its threshold.
-
-    The next pair is taken only if the larger schedule of the first one loses too many lists by itself.
-    """
+    """Return the cheapest pair of schedules that promises the agreement, or raise a CalibrationError."""
     if not known:
         raise CalibrationError(f"agreement= needs a tuned profile of {model}: run `radical tune {model}`")
-    for one in in_order([Safety.from_dict(pair) for pair in known], agreement):
-        threshold = one.threshold(agreement)
-        if threshold is not None:
-            return Promise(one, threshold)
-    lists = max(len(Safety.from_dict(pair).rest.margins) for pair in known)
-    raise CalibrationError(
-        f"an agreement of {agreement:.2%} cannot be promised from {lists} lists: "
-        "run `radical tune` with more lists"
-    )
-
-
-def in_order(pairs: Sequence[Safety], agreement: float) -> list[Safety]:
-    """Return the pairs, the one that should be the cheapest first."""
-    return sorted(pairs, key=lambda one: one.guess(agreement))
+    best = min(map(Safety.from_dict, known), key=lambda one: one.cost(agreement))
+    threshold = best.threshold(agreement)
+    if threshold is None:
+        raise CalibrationError(
+            f"an agreement of {agreement:.2%} cannot be promised from {len(best.margins)} lists: "
+            "run `radical tune` with more lists"
+        )
+    return Promise(best, threshold)
 
 
 def worth_keeping(pairs: Sequence[Safety]) -> list[Safety]:
-    """Return the pairs that come first for some agreement, and those of each schedule with Dense.
+    """Return the pairs that are the cheapest for some agreement, and one of each schedule (`SecondOrder`)."""
+    best = cheapest(pairs)
+    known = {one.small for one in best}
+    return [*best, *(one for one in pairs if one.large == 1 and one.small not in known)]
 
-    Dense loses no list, so that an agreement that is promised at all can be promised with what is kept.
-    """
+
+def cheapest(pairs: Sequence[Safety]) -> list[Safety]:
+    """Return the pairs that are the cheapest for some agreement from 50% to 99.9%."""
     agreements = [0.5 + 0.001 * step for step in range(500)]
-    first = [in_order(pairs, a)[0] for a in agreements] if pairs else []
-    kept = {id(one) for one in first}
-    return [one for one in pairs if id(one) in kept or one.large == 1]
+    promised = [a for a in agreements if any(one.threshold(a) is not None for one in pairs)]
+    best = (min(pairs, key=lambda one: one.cost(a)) for a in promised)
+    # Too few lists promise nothing; that is then said of the one that is left.
+    return list({id(one): one for one in best}.values()) or list(pairs[:1])
 
 
 @dataclass(frozen=True)
@@ -262,5 +226,4 @@ class SecondOrder:
         if first is None:
             return cls(flops, 0.0)
         share = 1 - first.small_cost / flops
-        margins = first.rest.margins
-        return cls(first.small, margins[int(share * len(margins))])
+        return cls(first.small, first.margins[int(share * len(first.margins))])

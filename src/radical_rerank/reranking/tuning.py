@@ -179,7 +179,7 @@ class Tuner:
         """Watch on all lists how often each schedule differs from Dense, and with which margin.
 
         Returns:
-            What was seen of every pair of them, and of every one with Dense.
+            What was seen of each with Dense, and with the most expensive of them.
         """
         rankers = {one.flops: self.reranker.with_pruner(self.pruner(one)) for one in schedules}
         rankers[1.0] = self.reranker.with_pruner(Dense())
@@ -189,14 +189,17 @@ class Tuner:
                 ranked[flops].append(Ranked.of(ranker.rank(query, documents)))
         dense = ranked[1.0]
         first = {one.flops: one.layers[0] for one in schedules} | {1.0: 0}  # Dense starts anew
+        # Every pair that is compared makes the promises of all a little dearer: so not every larger one.
+        pairs = [(a, b) for a, b in combinations(sorted(ranked), 2) if b in sorted(ranked)[-2:]]
         return [
             _seen(
                 dense,
                 (small, ranked[small]),
                 (large, ranked[large]),
                 reused=self._reused(dense, min(first[small], first[large])),
+                compared=len(pairs),
             )
-            for small, large in combinations(sorted(ranked), 2)
+            for small, large in pairs
         ]
 
     def _reused(self, lists: Sequence[Ranked], depth: int) -> int:
@@ -213,6 +216,7 @@ def _seen(
     large: tuple[float, Sequence[Ranked]],
     *,
     reused: int,
+    compared: int,
 ) -> Safety:
     observed = [
         Observed(margin(a.scores), a.best == d.best, b.best == d.best)
@@ -220,7 +224,7 @@ def _seen(
     ]
     whole = sum(one.cost for one in dense)
     costs = sum(one.cost for one in small[1]), sum(one.cost for one in large[1]) - reused
-    return Safety.of(observed, (small[0], large[0]), (costs[0] / whole, costs[1] / whole))
+    return Safety.of(observed, (small[0], large[0]), (costs[0] / whole, costs[1] / whole), compared)
 
 
 def _longer(schedule: Schedule, layers: Sequence[int]) -> list[Schedule]:

@@ -26,13 +26,12 @@ def promise(setup: Setup) -> list[dict[str, Any]]:
     if not profile.schedules or not profile.safety:
         raise CalibrationError(f"{setup.runner.backbone.name} is not tuned: run `radical tune` first")
     data, records = setup.testbed.lists(lists=setup.limit), setup.folder.records()
-    tuned = digest_of([list(map(repr, profile.schedules)), *profile.safety])
-    dense = Cell("Dense", "dense", data={"tuned": tuned})
-    ways: list[tuple[Cell, Reranker]] = [(dense, _reranker(setup, "dense"))]
+    ways: list[tuple[Cell, Reranker]] = [(Cell("Dense", "dense"), _reranker(setup, "dense"))]
     for one in profile.schedules:
         name = f"fixed, {one.flops:.0%} of the arithmetic"
-        cell = Cell(name, "radical", options={"flops": one.flops}, data={"tuned": tuned})
+        cell = Cell(name, "radical", options={"flops": one.flops})
         ways.append((cell, _reranker(setup, "radical", flops=one.flops)))
+    tuned = digest_of([list(map(repr, profile.schedules)), *profile.safety])
     for agreement in AGREEMENTS:
         cell = Cell(f"agreement {agreement:.0%}", "radical", data={"tuned": tuned, "agreement": agreement})
         ways.append((cell, _reranker(setup, "radical", agreement=agreement)))
