@@ -129,6 +129,27 @@ def test_the_command_tunes_and_the_profile_is_used(
     assert [stage.layer for stage in report.stages] == list(tuned.layers)
 
 
+@pytest.mark.slow
+def test_a_kill_loses_no_schedule_that_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "MOST_LAYERS", 1)
+    monkeypatch.setattr(tuning, "BEAM", 1)
+    monkeypatch.setattr(Tuner, "safety", killed)
+    out = tmp_path / "profile.json"
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        main(["tune", "scenes", "--limit", "2", "--promise", "3", "--flops", "0.3", "--out", str(out)])
+    shipped, profile = Profile.find(Reranker("scenes").backbone.identity), Profile.load(out)
+    assert shipped is not None
+    tuned = profile.tuned(0.3)
+    assert tuned is not None
+    assert tuned.lists == 2
+    assert [one.flops for one in profile.schedules] == [one.flops for one in shipped.schedules]
+    # What was seen of the others still holds; of the new schedule nothing is known.
+    assert profile.safety == tuple(one for one in shipped.safety if 0.3 not in (one["small"], one["large"]))
+
+
 def test_a_budget_uses_the_relevance_that_was_tuned(tuner: Tuner) -> None:
     def survivors(pruner: RaDiCal) -> list[list[int]]:
         query, images = tuner.lists[0]

@@ -12,7 +12,6 @@ from radical_rerank.errors import CalibrationError, InputError
 
 if TYPE_CHECKING:
     from radical_rerank.pruning import Profile, TunedSchedule
-    from radical_rerank.reranking.safety import Safety
 
 HEADS = ("arithmetic", "before layers", "tokens left", "relevance", "nucleus", "KL to Dense", "same best")
 AGREEMENTS = (0.95, 0.98, 0.99, 0.995)
@@ -52,37 +51,48 @@ def tune_model(
     profile = profile_of(backbone)
     if promise_only and not profile.schedules:
         raise InputError(f"{model} has no tuned schedules: leave out --promise-only")
-    reranker = Reranker(backbone)
-    fresh: list[TunedSchedule] = []
-    if promise_only:
-        kept = list(profile.schedules)
-    else:
+    profile = replace(profile, fingerprint=backbone.fingerprint)
+    reranker, path = Reranker(backbone), out or Profile.cache_path(backbone.identity)
+    if not promise_only:
         tuner = Tuner(reranker, given[:limit], profile)
         tuner.dense(bars.bar)
-        kept = [one for one in profile.schedules if one.flops not in wanted] if budgets else []
+        if not budgets:  # the schedules for other costs are not tuned again: they are of another time
+            profile = _only(profile, wanted)
         for flops in wanted:
-            found = tuner.search(flops, bars.bar, known=[*kept, *fresh])
-            fresh.append(tuner.nucleus(found, bars.bar))
-    schedules = sorted([*kept, *fresh], key=lambda one: one.flops)
+            found = tuner.nucleus(tuner.search(flops, bars.bar, known=profile.schedules), bars.bar)
+            profile = _with_schedule(profile, found)
+            profile.save(path)  # a kill costs only what comes after
     # The promise is made from other lists than the schedules were chosen on, if there are enough.
     others = given[limit : limit + promise] if len(given) >= limit + promise else given[:promise]
-    pairs = (
-        worth_keeping(Tuner(reranker, others, profile).safety(schedules, bars.bar))
-        if promise
-        else _untouched(profile, kept)
-    )
-    profile = replace(
-        profile,
-        schedules=tuple(schedules),
-        safety=tuple(one.to_dict() for one in pairs),
-        fingerprint=backbone.fingerprint,
-    )
-    log.info("saved to %s", profile.save(out or Profile.cache_path(backbone.identity)))
-    _show(profile, pairs, f"{backbone.name}, {len(given[:limit])} lists", len(others), as_json)
+    if promise:
+        pairs = worth_keeping(Tuner(reranker, others, profile).safety(profile.schedules, bars.bar))
+        profile = replace(profile, safety=tuple(one.to_dict() for one in pairs))
+    log.info("saved to %s", profile.save(path))
+    _show(profile, f"{backbone.name}, {len(given[:limit])} lists", len(others), as_json)
 
 
-def _show(profile: Profile, pairs: Sequence[Safety], title: str, lists: int, as_json: bool) -> None:
+def _only(profile: Profile, costs: Sequence[float]) -> Profile:
+    """Return the profile with the schedules for these costs alone, and what is known of them."""
+    schedules = tuple(one for one in profile.schedules if one.flops in costs)
+    known = {one.flops for one in schedules} | {1.0}
+    pairs = [one for one in profile.safety if {one.get("small"), one.get("large")} <= known]
+    return replace(profile, schedules=schedules, safety=tuple(pairs))
+
+
+def _with_schedule(profile: Profile, found: TunedSchedule) -> Profile:
+    """Return the profile with a new schedule. What was seen of the old one for this cost goes."""
+    rest = _only(profile, [one.flops for one in profile.schedules if one.flops != found.flops])
+    return replace(rest, schedules=tuple(sorted([*rest.schedules, found], key=lambda one: one.flops)))
+
+
+def _show(profile: Profile, title: str, lists: int, as_json: bool) -> None:
     """Show the schedules, and what they promise."""
+    from radical_rerank.reranking.safety import Safety
+
+    try:
+        pairs = list(map(Safety.from_dict, profile.safety))
+    except CalibrationError:  # of another version, and --promise 0: using it raises, tuning need not
+        pairs = []
     costs = {agreement: min(pairs, key=lambda one: one.cost(agreement)) for agreement in AGREEMENTS if pairs}
     if as_json:
         found = {str(agreement): {"cost": one.cost(agreement), "small": one.small, "large": one.large}
@@ -117,18 +127,6 @@ def _show(profile: Profile, pairs: Sequence[Safety], title: str, lists: int, as_
     if promised:
         heads = ("same best as Dense", "first at", "again at", "mean cost of Dense")
         print_table(heads, promised, f"the promise, from {lists} lists")
-
-
-def _untouched(profile: Profile, kept: Sequence[TunedSchedule]) -> list[Safety]:
-    """Return what the profile promises of schedules that were not tuned again."""
-    from radical_rerank.reranking.safety import Safety
-
-    known = {one.flops for one in kept} | {1.0}
-    try:
-        pairs = [Safety.from_dict(one) for one in profile.safety]
-    except CalibrationError:  # of an older version: they promise nothing more, and the new schedules stay
-        return []
-    return [one for one in pairs if {one.small, one.large} <= known]
 
 
 def _lists(model: str, lists: str | None, count: int, data: str | None) -> list[tuple[Any, Any]]:
