@@ -129,6 +129,13 @@ def test_the_command_tunes_and_the_profile_is_used(
     assert [stage.layer for stage in report.stages] == list(tuned.layers)
 
 
+def test_the_model_of_photographs_is_not_tuned_on_scenes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(["tune", "photos"])
+    assert done.value.code != 0
+    assert "--data" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_kill_loses_no_schedule_that_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:

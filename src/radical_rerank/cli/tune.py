@@ -140,6 +140,12 @@ def _lists(model: str, lists: str | None, count: int, data: str | None) -> list[
         if source.tasks[0].candidates is None:
             raise InputError(f"{lists} has no lists of documents to rank")
     else:
-        testbed = _testbed(model if model in MODELS and (model != "photos" or data) else "scenes", data)
+        testbed = _testbed(model if model in MODELS else "scenes", data)
         source = testbed.for_fitting(testbed.name, count)
+        if model not in MODELS:
+            log.warning(
+                "tuning %s on generated scenes: pass lists like those you rank with --lists FILE.jsonl, "
+                "the promise of --agreement holds for those",
+                model,
+            )
     return source.pairs(count)
