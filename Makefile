@@ -18,7 +18,7 @@ demo: $(STAMP)
 # Every experiment on the embedded world, at the sizes of docs/results; goes on where it was stopped. The tables
 # there were made with one seed; without --seeds an experiment runs the paper's five.
 SEEDS := 42
-LISTS := main:500 ablation:500 dynres:500 similarity:150 layers:500 stages:500 gap:500 transfer:200 \
+LISTS := main:500 ablation:500 dynres:500 similarity:150 layers:500 stages:500 gap:200 transfer:200 \
   retrievers:120 composed:60 candidates:100 pareto:100 diagnose:100 cases:6 costs:500 promise:2000
 TIGHT := ablation:500 main:150 layers:120 stages:120 gap:120
 results: $(STAMP)
@@ -28,18 +28,18 @@ results: $(STAMP)
 	  $(BIN)/radical experiment $${item%:*} --limit $${item#*:} --keep $$keep --seeds $(SEEDS) \
 	    --out docs/results/tight || exit 1; done
 	$(BIN)/radical experiment costs --limit 2000 --keep 0.2 0.15 --seeds $(SEEDS) --out docs/results/tight
-	$(BIN)/radical experiment position --limit 200 --keep 1.0 0.2 0.02 --seeds $(SEEDS) --out docs/results
+	$(BIN)/radical experiment position --limit 50 --keep 1.0 0.2 0.02 --seeds $(SEEDS) --out docs/results
 	$(BIN)/radical experiment nucleus --limit 500 --keep 0.1 0.05 0.02 --seeds $(SEEDS) --out docs/results
 
 # The experiments on photographs: make results-photos DATA=FOLDER_OF_FLICKR8K. The pictures of `cases` show them, so they
 # are not committed.
 ON_PHOTOS = $(BIN)/radical experiment $(1) --testbed photos --data $(DATA) --out docs/results/photos$(2)
-PHOTOS := main:500 ablation:100 layers:100 similarity:50 diagnose:6 candidates:20 pareto:30 cases:4
+PHOTOS := main:500 ablation:40 layers:20 similarity:20 diagnose:4 candidates:8 pareto:8 cases:4
 results-photos: $(STAMP)
 	for item in $(PHOTOS); do \
 	  $(call ON_PHOTOS,$${item%:*} --limit $${item#*:} --seeds $(SEEDS)) || exit 1; done
 	$(call ON_PHOTOS,main --limit 20 --keep 0.2 0.1 0.05 0.02,/seeds)
-	$(call ON_PHOTOS,main --limit 100 --seeds $(SEEDS) --pools,/pools)
+	$(call ON_PHOTOS,main --limit 60 --seeds $(SEEDS) --pools,/pools)
 
 # The figures of docs/performance.md.
 bench: $(STAMP)
