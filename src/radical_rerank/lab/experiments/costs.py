@@ -42,7 +42,7 @@ def costs(setup: Setup) -> list[dict[str, Any]]:
     """Run every method at several costs. Write the table, the plot and the area under each front."""
     data = setup.testbed.lists(lists=setup.limit)
     records = setup.folder.records()
-    saved = SAVED if tuple(setup.keeps) == KEEPS else [round(1 - keep, 4) for keep in setup.keeps]
+    saved = saved_at(setup.keeps)
     cells = {one: _cells(setup, data, one) for one in saved}
     dense = Cell("Dense", "dense")
     left = [dense, *(cell for own in cells.values() for cell in own)]
@@ -65,10 +65,20 @@ def costs(setup: Setup) -> list[dict[str, Any]]:
         "method's own scoring."
     )
     write_facts(setup.folder.path, "costs", "all methods at the same arithmetic", note, table, 3)
-    if saved is SAVED:
+    if tuple(setup.keeps) == KEEPS:
         write_facts(setup.folder.path, "area", "the area under each method's front", AREA, _areas(shared), 1)
     fronts(setup.folder.path / "costs.png", shared, "quality at the same arithmetic")
     return table
+
+
+def saved_at(keeps: Sequence[float]) -> Sequence[float]:
+    """Return the costs to compare at: all of them by default, or what `--keep` leaves of the arithmetic.
+
+    Example:
+        >>> saved_at((0.2, 0.15))
+        [0.8, 0.85]
+    """
+    return SAVED if tuple(keeps) == KEEPS else [round(1 - keep, 4) for keep in keeps]
 
 
 def _is_behind(row: dict[str, Any]) -> bool:
