@@ -54,10 +54,10 @@ bench: $(STAMP)
 fuzz: $(STAMP)
 	RADICAL_SCHEMA_CASES=500 $(BIN)/python -m pytest -q tests/service/test_schema.py
 
-# Fast tests, and slow ones of tiny models, run in two processes of one thread. Those that train, serve or measure time run
+# Fast tests, and slow ones of small models, run in two processes of one thread. Those that train, serve or measure time run
 # in one process with all cores.
 FAST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2
-TINY := $(addprefix tests/,backbones method pruning reranking)
+TINY := $(addprefix tests/,backbones method pruning reranking integrations lab/test_experiments.py lab/test_costs.py)
 SLOW_TINY := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n 2 $(TINY)
 SLOW := $(BIN)/python -m pytest -q -m slow $(addprefix --ignore=,$(TINY))
 
