@@ -65,9 +65,9 @@ def costs(setup: Setup) -> list[dict[str, Any]]:
         "method's own scoring."
     )
     write_facts(setup.folder.path, "costs", "all methods at the same arithmetic", note, table, 3)
-    if tuple(setup.keeps) == KEEPS:
+    if tuple(setup.keeps) == KEEPS:  # a front needs more costs than the few of --keep
         write_facts(setup.folder.path, "area", "the area under each method's front", AREA, _areas(shared), 1)
-    fronts(setup.folder.path / "costs.png", shared, "quality at the same arithmetic")
+        fronts(setup.folder.path / "costs.png", shared, "quality at the same arithmetic")
     return table
 
 
