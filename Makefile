@@ -57,7 +57,8 @@ fuzz: $(STAMP)
 # Fast tests, and slow ones of small models, run in two processes of one thread. Those that train, serve or measure time run
 # in one process with all cores.
 FAST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" -n 2
-TINY := $(addprefix tests/,backbones method pruning reranking integrations lab/test_experiments.py lab/test_costs.py)
+TINY := $(addprefix tests/,backbones method pruning reranking integrations cli \
+  $(addprefix lab/test_,commands.py costs.py experiments.py own_lists.py promise.py))
 SLOW_TINY := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow -n 2 $(TINY)
 SLOW := $(BIN)/python -m pytest -q -m slow $(addprefix --ignore=,$(TINY))
 
