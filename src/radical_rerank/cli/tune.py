@@ -56,7 +56,7 @@ def tune_model(
     if not promise_only:
         tuner = Tuner(reranker, given[:limit], profile)
         tuner.dense(bars.bar)
-        if not budgets:  # the schedules for other costs are not tuned again: they are of another time
+        if not budgets:  # everything is tuned anew: schedules for other costs go
             profile = _only(profile, wanted)
         for flops in wanted:
             found = tuner.nucleus(tuner.search(flops, bars.bar, known=profile.schedules), bars.bar)
@@ -144,8 +144,7 @@ def _lists(model: str, lists: str | None, count: int, data: str | None) -> list[
         source = testbed.for_fitting(testbed.name, count)
         if model not in MODELS:
             log.warning(
-                "tuning %s on generated scenes: pass lists like those you rank with --lists FILE.jsonl, "
-                "the promise of --agreement holds for those",
-                model,
+                "tuning on generated scenes, so the promise of --agreement holds for lists like them: "
+                "pass lists of your own with --lists FILE.jsonl"
             )
     return source.pairs(count)

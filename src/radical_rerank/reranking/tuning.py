@@ -190,7 +190,8 @@ class Tuner:
         dense = ranked[1.0]
         first = {one.flops: one.layers[0] for one in schedules} | {1.0: 0}  # Dense starts anew
         # Every pair that is compared makes the promises of all a little dearer: so not every larger one.
-        pairs = [(a, b) for a, b in combinations(sorted(ranked), 2) if b in sorted(ranked)[-2:]]
+        costs = sorted(ranked)
+        pairs = [(small, large) for small, large in combinations(costs, 2) if large in costs[-2:]]
         return [
             _seen(
                 dense,
